@@ -29,6 +29,7 @@ typedef struct ward {
 
 typedef struct ddp_buddy {
 	int *buddies;    /* [ranks] */
+	int *holders;    /* [ranks]: see ddp_buddy_holders() */
 	ward *wards;
 	int ward_count;
 	int64_t count;   /* elements that this rank owns */
@@ -149,8 +150,10 @@ ddp_status ddp_buddy_open(ddp_model *model)
 
 	model->buddy = made;
 	if (made != NULL)
-		made->buddies = calloc((size_t)ranks, sizeof(*made->buddies));
+		made->buddies = calloc(2 * (size_t)ranks, sizeof(*made->buddies));
 	const bool complete = made != NULL && made->buddies != NULL && nodes != NULL;
+	if (complete)
+		made->holders = made->buddies + ranks;
 	ddp_status status = complete ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d ranks", ranks);
 	status = ddp_comm_agree(comm, status, what);
 	if (status == DDP_OK)
@@ -384,90 +387,113 @@ int64_t ddp_buddy_copied(ddp_model *model)
 	return least;
 }
 
-/* Returns the rank in `left` of `rank` of the model's communicator; -1: the rank is lost. */
-static int rank_left(const ddp_model *model, const ddp_comm *left, int rank)
+/* Returns the rank in `left` of `rank` of the model's communicator; -1: the rank is lost, and a newcomer may have its
+   number. */
+static int rank_left(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int rank)
 {
 	const int searched = ddp_comm_world_rank(model->comm, rank);
 
 	for (int r = 0; r < ddp_comm_size(left); r++) {
-		if (ddp_comm_world_rank(left, r) == searched)
+		if (ddp_comm_world_rank(left, r) == searched && all[r].whole != 0)
 			return r;
 	}
 	return -1;
-}
-
-/* Returns the rank in `left` that has the shard of `rank`: the owner, or its buddy. -1: both are lost. */
-static int holder_of(const ddp_model *model, const ddp_comm *left, int rank)
-{
-	const int own = rank_left(model, left, rank);
-
-	return own >= 0 ? own : rank_left(model, left, model->buddy->buddies[rank]);
 }
 
 /* A rank may be lost when only some have learned that all have taken up the shards. These may have no buddies any more. */
 static ddp_status check_fitted(const ddp_comm *left, const ddp_survivor *all)
 {
 	bool any = false;
+	int first = -1;
 
 	for (int r = 0; r < ddp_comm_size(left); r++)
 		any = any || all[r].sharded != 0;
-	for (int r = 1; r < ddp_comm_size(left) && any; r++) {
-		if (all[r].fitted != all[0].fitted)
+	for (int r = 0; r < ddp_comm_size(left) && any; r++) {
+		if (all[r].whole == 0)
+			continue;
+		first = first < 0 ? r : first;
+		if (all[r].fitted != all[first].fitted)
 			return ddp_fail(DDP_ERR_STATE, "a rank was lost while others took up the shards of lost ranks: rank %d has a shard of "
-			                "%d ranks, and rank %d a shard of %d", ddp_comm_world_rank(left, 0), all[0].fitted,
+			                "%d ranks, and rank %d a shard of %d", ddp_comm_world_rank(left, first), all[first].fitted,
 			                ddp_comm_world_rank(left, r), all[r].fitted);
 	}
 	return DDP_OK;
 }
 
-ddp_status ddp_buddy_find_step(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int64_t *steps)
+/* The owner of a shard is lost, and its buddy is to have a copy of it. *least becomes the step of that copy, if it is less. */
+static ddp_status find_copy(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int rank, int64_t steps,
+                            int64_t *least)
 {
-	int64_t least = *steps;
-	ddp_status status = check_fitted(left, all);
+	const ddp_buddy *b = model->buddy;
+	const int holder = rank_left(model, left, all, b->buddies[rank]);
 
-	if (status != DDP_OK)
-		return status;
-	for (int r = 0; r < model->units.ranks && model->buddy != NULL; r++) {
-		const int holder = holder_of(model, left, r);
-		if (holder < 0)
-			return ddp_fail(DDP_ERR_STATE, "rank %d and rank %d, which kept a copy of its shard of the optimizer's state, are "
-			                "both lost", ddp_comm_world_rank(model->comm, r),
-			                ddp_comm_world_rank(model->comm, model->buddy->buddies[r]));
-		if (rank_left(model, left, r) >= 0)
-			continue;
-		if (all[holder].copied < *steps - 1)
-			return ddp_fail(DDP_ERR_STATE, "rank %d is lost, and rank %d has no whole copy of its shard of the optimizer's "
-			                "state", ddp_comm_world_rank(model->comm, r), ddp_comm_world_rank(left, holder));
-		least = all[holder].copied < least ? all[holder].copied : least;
-	}
-	*steps = least;
+	b->holders[rank] = holder;
+	if (holder < 0)
+		return ddp_fail(DDP_ERR_STATE, "rank %d and rank %d, which kept a copy of its shard of the optimizer's state, are "
+		                "both lost", ddp_comm_world_rank(model->comm, rank),
+		                ddp_comm_world_rank(model->comm, b->buddies[rank]));
+	if (all[holder].copied < steps - 1)
+		return ddp_fail(DDP_ERR_STATE, "rank %d is lost, and rank %d has no whole copy of its shard of the optimizer's "
+		                "state", ddp_comm_world_rank(model->comm, rank), ddp_comm_world_rank(left, holder));
+	*least = all[holder].copied < *least ? all[holder].copied : *least;
 	return DDP_OK;
 }
 
-/* This rank has the shard of `rank`, or its copy, and reads part `part` of it. */
-static void read_part(const ddp_model *former, int rank, int part, int64_t count, float *values)
+ddp_status ddp_buddy_find_step(ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int64_t *steps)
 {
+	const int64_t last = *steps;
+	ddp_status status = check_fitted(left, all);
+
+	for (int r = 0; r < model->units.ranks && model->buddy != NULL && status == DDP_OK; r++) {
+		model->buddy->holders[r] = rank_left(model, left, all, r);
+		if (model->buddy->holders[r] < 0)
+			status = find_copy(model, left, all, r, last, steps);
+	}
+	return status;
+}
+
+const int *ddp_buddy_holders(const ddp_model *model)
+{
+	return model->buddy != NULL ? model->buddy->holders : NULL;
+}
+
+/* Shards move from the former ranks to those of a model that has been fitted. */
+typedef struct move {
+	const ddp_model *former;
+	ddp_model *model;
+	const ddp_units *shards;  /* of the former ranks */
+	const int *holders;
+	bool same;                /* each rank is to have the shard that the former rank of its number had */
+	float *values;            /* [shards->most]: a part of a shard */
+} move;
+
+/* This rank has the shard of `rank`, or its copy, and reads part `part` of it. */
+static void read_part(const move *m, int rank, int part, int64_t count)
+{
+	const ddp_model *former = m->former;
 	const ddp_buddy *b = former->buddy;
 
 	if (rank == former->units.rank && part == 0)
-		read_params(former, rank, values);
+		read_params(former, rank, m->values);
 	else if (rank == former->units.rank)
-		copy_slice(values, former->optim.state[part - 1], count);
+		copy_slice(m->values, former->optim.state[part - 1], count);
 	for (int i = 0; i < b->ward_count && rank != former->units.rank; i++) {
 		const ward *w = &b->wards[i];
 		if (w->rank == rank)
-			copy_slice(values, w->copies[w->copies[0].step == former->steps ? 0 : 1].values[part], count);
+			copy_slice(m->values, w->copies[w->copies[0].step == former->steps ? 0 : 1].values[part], count);
 	}
 }
 
 /* This rank takes what it needs of part `part` of the shard of `rank`. */
-static ddp_status write_part(const ddp_model *former, ddp_model *model, int rank, int part, const float *values)
+static ddp_status write_part(const move *m, int rank, int part)
 {
+	ddp_model *model = m->model;
+	const float *values = m->values;
 	ddp_status status = DDP_OK;
 	int64_t begin, end;
 
-	for (int u = 0; u < former->units.count && status == DDP_OK; u++, values += end - begin) {
-		ddp_unit_slice(&former->units, &former->units.list[u], rank, &begin, &end);
+	for (int u = 0; u < m->shards->count && status == DDP_OK; u++, values += end - begin) {
+		ddp_unit_slice(m->shards, &m->shards->list[u], rank, &begin, &end);
 		if (part == 0)
 			copy_slice(model->params + begin, values, end - begin);
 		else if (model->strategy->spreads)
@@ -478,29 +504,48 @@ static ddp_status write_part(const ddp_model *former, ddp_model *model, int rank
 	return status;
 }
 
-static ddp_status hand_over_part(const ddp_model *former, ddp_model *model, int rank, int part, float *values)
+/* Only the rank that is to have a state gets it. */
+static ddp_status pass_on(const move *m, int rank, float *values, int64_t count)
 {
-	const int64_t count = owned_by(&former->units, rank);
-	const int holder = holder_of(former, model->comm, rank);
-	ddp_status status = DDP_OK;
+	const int own = ddp_comm_rank(m->model->comm), holder = m->holders[rank];
 
-	if (holder == ddp_comm_rank(model->comm))
-		read_part(former, rank, part, count, values);
-	for (int64_t at = 0; at < count && status == DDP_OK; at += AT_ONCE)
-		status = ddp_broadcast(model->comm, values + at, (size_t)(count - at < AT_ONCE ? count - at : AT_ONCE), DDP_F32, holder);
-	return status == DDP_OK ? write_part(former, model, rank, part, values) : status;
+	if (holder == rank)
+		return DDP_OK;
+	if (own == holder)
+		return ddp_send(m->model->comm, values, (size_t)count, DDP_F32, rank, 0);
+	return own == rank ? ddp_recv(m->model->comm, values, (size_t)count, DDP_F32, holder, 0) : DDP_OK;
 }
 
-ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model)
+static ddp_status hand_over_part(const move *m, int rank, int part)
 {
-	float *values = malloc(((size_t)former->units.most + 1) * sizeof(*values));
+	const int64_t count = owned_by(m->shards, rank);
+	const int holder = m->holders[rank], own = ddp_comm_rank(m->model->comm);
+	const bool to_one = m->same && part > 0;
+	ddp_status status = DDP_OK;
 
-	ddp_status status = values != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the optimizer's state");
-	status = ddp_comm_agree(model->comm, status, "take up the shards of lost ranks");
-	for (int rank = 0; rank < former->units.ranks && status == DDP_OK; rank++) {
-		for (int part = 0; part <= former->optim.state_count && status == DDP_OK; part++)
-			status = hand_over_part(former, model, rank, part, values);
+	if (holder == own)
+		read_part(m, rank, part, count);
+	for (int64_t at = 0; at < count && status == DDP_OK; at += AT_ONCE) {
+		const int64_t now = count - at < AT_ONCE ? count - at : AT_ONCE;
+		status = to_one ? pass_on(m, rank, m->values + at, now)
+		                : ddp_broadcast(m->model->comm, m->values + at, (size_t)now, DDP_F32, holder);
 	}
-	free(values);
+	return status == DDP_OK && (!to_one || rank == own) ? write_part(m, rank, part) : status;
+}
+
+ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model, const int *holders)
+{
+	move m = { .former = former, .model = model, .holders = holders,
+	           .shards = former->buddy != NULL ? &former->units : &model->units };
+
+	m.same = model->buddy != NULL && m.shards->ranks == model->units.ranks;
+	m.values = malloc(((size_t)m.shards->most + 1) * sizeof(*m.values));
+	ddp_status status = m.values != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the optimizer's state");
+	status = ddp_comm_agree(model->comm, status, "take up the shards of lost ranks");
+	for (int rank = 0; rank < m.shards->ranks && status == DDP_OK; rank++) {
+		for (int part = 0; part <= model->optim.state_count && status == DDP_OK; part++)
+			status = hand_over_part(&m, rank, part);
+	}
+	free(m.values);
 	return status;
 }

@@ -107,16 +107,26 @@ static bool moves_rows(const ddp_model *model)
 	return model->strategy->moves_rows && model->place.device == NULL;
 }
 
-int ddp_model_choose(ddp_model *model)
+/* A newcomer's is that of the ranks that it is to join. */
+static const ddp_strategy *strategy_of_all(const ddp_model *model)
 {
 	const int nodes = joins(model) ? model->context->job.nnodes : ddp_comm_nodes(model->comm);
-	const int ranks = ddp_model_first_ranks(model);
 
-	model->strategy = ddp_strategy_choose(&model->settings, ranks, nodes, model->place.device == NULL);
+	return ddp_strategy_choose(&model->settings, ddp_model_first_ranks(model), nodes, model->place.device == NULL);
+}
+
+bool ddp_model_gives_back(const ddp_model *model)
+{
+	return strategy_of_all(model)->gives_back;
+}
+
+int ddp_model_choose(ddp_model *model)
+{
+	model->strategy = strategy_of_all(model);
 	/* Parameters stay where they are in the arenas, so a model whose rows have travelled goes on so. */
 	if (has_rows(&model->layout) && !moves_rows(model))
 		model->strategy = &ddp_hybrid_strategy;
-	const int sharing = moves_rows(model) ? ranks : 1;
+	const int sharing = moves_rows(model) ? ddp_model_first_ranks(model) : 1;
 	/* Until it joins the others, it is alone. */
 	if (joins(model))
 		model->strategy = ddp_strategy_choose(&model->settings, 1, 1, model->place.device == NULL);
@@ -233,13 +243,13 @@ static void move_state(const ddp_model *former, const ddp_model *model, int i)
 
 /* Each rank takes its part of the optimizer's state from the ranks that are left, and from memory or copies of those that
    are lost. */
-static ddp_status take_states(const ddp_model *former, ddp_model *model)
+static ddp_status take_states(const ddp_model *former, ddp_model *model, const int *holders)
 {
-	ddp_status status = former->buddy != NULL ? ddp_buddy_hand_over(former, model) : DDP_OK;
+	ddp_status status = holders != NULL ? ddp_buddy_hand_over(former, model, holders) : DDP_OK;
 
 	if (status != DDP_OK)
 		return status;
-	for (int i = 0; i < model->optim.state_count && former->buddy == NULL; i++) {
+	for (int i = 0; i < model->optim.state_count && holders == NULL; i++) {
 		if (former->optim.state[i] != model->optim.state[i])
 			move_state(former, model, i);
 	}
@@ -278,7 +288,7 @@ static ddp_status fit_anew(ddp_model *model, ddp_model *former, ddp_comm *comm)
 	return ddp_model_fit(model);
 }
 
-ddp_status ddp_model_refit(ddp_model *model, ddp_comm *comm)
+ddp_status ddp_model_refit(ddp_model *model, ddp_comm *comm, const int *holders)
 {
 	ddp_model *former = calloc(1, sizeof(*former));
 	ddp_status status = former != NULL ? fit_anew(model, former, comm) : ddp_fail(DDP_ERR_NOMEM, "no memory for a model");
@@ -287,7 +297,7 @@ ddp_status ddp_model_refit(ddp_model *model, ddp_comm *comm)
 	if (status == DDP_OK)
 		status = ddp_model_join_fit(model);
 	if (status == DDP_OK)
-		status = take_states(former, model);
+		status = take_states(former, model, holders);
 	/* No rank forgets the former memory before all have read from it. */
 	if (status == DDP_OK)
 		status = ddp_comm_agree(comm, DDP_OK, "fit its model to the ranks that are left");

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "comm/agree.h"
 #include "reduce/agree.h"
+#include "reduce/buddy.h"
 #include "reduce/fit.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
@@ -19,7 +20,9 @@ typedef struct joining {
 	ddp_comm *comm;
 	int root;
 	bool comes, gives; /* this rank is a newcomer, or the root */
+	bool sharded;      /* ranks have shards, which the root does not reach */
 	float *aside;      /* [AT_ONCE], or as many as are sent: what this rank has already */
+	int *holders;      /* [ranks]: see ddp_buddy_holders() */
 } joining;
 
 /* A step leaves these numbers. */
@@ -97,9 +100,11 @@ static ddp_status give_numbers(const joining *j, int64_t steps)
 static ddp_status give_all(const joining *j, int64_t steps)
 {
 	ddp_model *model = j->model;
+	/* What the owners of shards update comes with the shards. */
+	const int64_t first = j->sharded ? model->layout.elements : 0;
 
-	ddp_status status = give(j, model->params, model->layout.all);
-	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
+	ddp_status status = give(j, model->params + first, model->layout.all - first);
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK && !j->sharded; i++)
 		status = give_state(j, i);
 	if (status == DDP_OK)
 		status = give(j, model->uses.missed, model->layout.count);
@@ -121,7 +126,8 @@ static ddp_status prepare(joining *j)
 	for (int i = 0; i < model->optim.state_count; i++)
 		most = model->optim.state_elements[i] > most ? model->optim.state_elements[i] : most;
 	j->aside = malloc((size_t)(most < AT_ONCE ? most : AT_ONCE) * sizeof(*j->aside));
-	if (j->aside == NULL)
+	j->holders = calloc((size_t)ddp_comm_size(j->comm), sizeof(*j->holders));
+	if (j->aside == NULL || j->holders == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory to join other ranks");
 	return j->comes ? ddp_survival_make(model) : DDP_OK;
 }
@@ -145,17 +151,34 @@ static ddp_status move_arenas(ddp_model *model, ddp_comm *comm)
 	return status;
 }
 
+/* The newcomers learn who has the shards. */
+static ddp_status give_holders(const joining *j)
+{
+	const size_t bytes = (size_t)ddp_comm_size(j->comm) * sizeof(*j->holders);
+
+	if (!j->sharded)
+		return DDP_OK;
+	if (j->gives)
+		memcpy(j->holders, ddp_buddy_holders(j->model), bytes);
+	return ddp_broadcast(j->comm, j->holders, bytes, DDP_U8, j->root);
+}
+
 ddp_status ddp_join(ddp_model *model, ddp_comm *comm, const ddp_survivor *all, int root)
 {
 	const int rank = ddp_comm_rank(comm);
 	joining j = { .model = model, .comm = comm, .root = root, .comes = all[rank].whole == 0,
-	              .gives = rank == root };
+	              .gives = rank == root, .sharded = all[root].sharded != 0 };
 
 	ddp_status status = ddp_model_agree(comm, prepare(&j), &model->layout, &model->settings);
 	if (status == DDP_OK)
 		status = give_all(&j, all[root].steps);
+	if (status == DDP_OK)
+		status = give_holders(&j);
 	free(j.aside);
 	if (status == DDP_OK)
 		status = move_arenas(model, comm);
-	return status == DDP_OK ? ddp_model_refit(model, comm) : status;
+	if (status == DDP_OK)
+		status = ddp_model_refit(model, comm, j.sharded ? j.holders : NULL);
+	free(j.holders);
+	return status;
 }

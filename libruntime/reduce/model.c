@@ -101,7 +101,7 @@ static ddp_status join(ddp_model *model)
 		return ddp_fail_context(status, "the model's parameters");
 	model->params = model->params_memory.data;
 	status = ddp_arena_open(comm, &model->place, model->settings.options.grads_memory, model->layout.elements,
-	                        model->strategy->gives_back, &model->grads_memory);
+	                        ddp_model_gives_back(model), &model->grads_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's gradients");
 	model->grads = model->grads_memory.data;

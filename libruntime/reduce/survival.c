@@ -43,17 +43,20 @@ static ddp_status check_supported(const ddp_model *model)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps the only copy of its part of the optimizer's state "
 		                "(option shard), which is lost with the rank: the model option buddy (or DDP_BUDDY=1) keeps a "
 		                "second one on another rank");
-	if (strategy->spreads && model->context->renewal.possible)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these cannot get their part of the "
-		                "optimizer's state (option shard) from other ranks yet");
 	if (strategy->spreads)
 		return DDP_OK;
 	return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps state of its own (%s), which is lost with the rank", strategy->name);
 }
 
+/* A newcomer will have its copies when it has joined the others. */
+static bool may_go_back(const ddp_model *model)
+{
+	return model->buddy != NULL || (model->context->renewal.possible && model->settings.options.buddy);
+}
+
 static size_t missed_bytes(const ddp_model *model)
 {
-	return model->buddy != NULL ? (size_t)model->layout.count * sizeof(*model->uses.missed) : 0;
+	return may_go_back(model) ? (size_t)model->layout.count * sizeof(*model->uses.missed) : 0;
 }
 
 static bool make_moment(const ddp_model *model, ddp_moment *made)
@@ -71,7 +74,7 @@ static bool make_moment(const ddp_model *model, ddp_moment *made)
 
 ddp_status ddp_survival_make(ddp_model *model)
 {
-	const int moments = model->buddy != NULL ? 2 : 1;
+	const int moments = may_go_back(model) ? 2 : 1;
 	ddp_survival *made = calloc(1, sizeof(*made));
 
 	model->survival = made;

@@ -113,7 +113,7 @@ static ddp_status fit(ddp_model *model, ddp_loader *loader, ddp_comm *left, cons
 	ddp_model_set_saves(model, same_first && all[0].saves != 0);
 	ddp_status status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
 	if (status == DDP_OK)
-		status = ddp_model_refit(model, left);
+		status = ddp_model_refit(model, left, ddp_buddy_holders(model));
 	return status == DDP_OK ? ddp_level_resume(model, learned) : status;
 }
 
@@ -257,20 +257,66 @@ static int find_stayed(const ddp_survivor *all, int ranks, int64_t done[DDP_DONE
 	return root;
 }
 
+/* Where each rank is that has stayed. */
+static ddp_status hear_stayed(ddp_model *model, const ddp_loader *loader, ddp_comm *world, ddp_survivor *all,
+                              const int64_t done[DDP_DONE])
+{
+	const ddp_survivor newcomer = { .able = 1 };
+	const ddp_survivor own = model->survival != NULL ? describe(model, loader, DDP_OK, done) : newcomer;
+
+	return ddp_all_gather(world, &own, all, sizeof(own), DDP_U8);
+}
+
+/* More ranks may have died since those that are left agreed on a step. So the last step may have to be taken back now, or
+   a shard and its copy are lost. */
+static ddp_status find_step_again(ddp_model *model, const ddp_loader *loader, ddp_comm *world, ddp_survivor *all,
+                                  const int64_t done[DDP_DONE])
+{
+	const int root = leader_of(all, ddp_comm_size(world));
+	int64_t steps = root >= 0 ? all[root].steps : 0;
+
+	if (root < 0 || all[root].sharded == 0)
+		return DDP_OK;
+	ddp_status status = model->survival != NULL ? ddp_buddy_find_step(model, world, all, &steps) : DDP_OK;
+	status = ddp_comm_agree(world, status, "find the step that all take up");
+	if (status != DDP_OK)
+		return status;
+	if (model->survival != NULL) {
+		ddp_survival_go_back(model, steps);
+		ddp_survival_restore(model);
+		ddp_buddy_undo(model, steps + 1, NULL);
+	}
+	return hear_stayed(model, loader, world, all, done);
+}
+
+/* A rank that died may have been the only one that could lead others to the last step. */
+static ddp_status check_steps(const ddp_survivor *all, int ranks, int root)
+{
+	if (root < 0)
+		return ddp_fail(DDP_ERR_STATE, "no rank is left that has the training's state");
+	for (int r = 0; r < ranks; r++) {
+		if (all[r].whole != 0 && all[r].steps != all[root].steps)
+			return ddp_fail(DDP_ERR_STATE, "rank %d is at step %lld, and rank %d at step %lld", root,
+			                (long long)all[root].steps, r, (long long)all[r].steps);
+	}
+	return DDP_OK;
+}
+
 static ddp_status join_with(ddp_model *model, ddp_loader *loader, ddp_comm *world, ddp_survivor *all,
                             int64_t done[DDP_DONE], bool *leads)
 {
 	const int ranks = ddp_comm_size(world);
-	const ddp_survivor newcomer = { .able = 1 };
-	const ddp_survivor own = model->survival != NULL ? describe(model, loader, DDP_OK, done) : newcomer;
 	bool learned;
 
-	ddp_status status = ddp_all_gather(world, &own, all, sizeof(own), DDP_U8);
+	ddp_status status = hear_stayed(model, loader, world, all, done);
+	if (status == DDP_OK)
+		status = find_step_again(model, loader, world, all, done);
 	if (status != DDP_OK)
 		return status;
 	const int root = find_stayed(all, ranks, done, &learned);
-	if (root < 0)
-		return ddp_fail(DDP_ERR_STATE, "no rank is left that has the training's state");
+	status = check_steps(all, ranks, root);
+	if (status != DDP_OK)
+		return status;
 	*leads = root == ddp_comm_rank(world);
 	ddp_model_set_saves(model, all[0].whole != 0 && all[0].saves != 0);
 	status = ddp_join(model, world, all, root);

@@ -3,14 +3,19 @@
    that take turns step by step, so that a machine whose speed varies slows all of
    them alike. A barrier starts each step.
 
-     rank_modes RANKS LAYERS HEADS WIDTH VOCAB LENGTH BATCH ROUNDS
+     rank_modes RANKS LAYERS HEADS WIDTH VOCAB LENGTH BATCH ROUNDS [buddy]
 
    Starts its ranks itself, one thread each, or is a rank of those that others have started, if
    RANKS is 0; in mode "single" rank 0 computes alone. For each round and mode rank 0 prints a
    line of JSON: the seconds of the slowest rank and of the mean, and those of processor time
-   of the mean; and rank 0's in forward, backward and ddp_model_step(). */
+   of the mean; and rank 0's in forward, backward and ddp_model_step().
+
+   With `buddy`, the modes are a sharded step without and with buddy copies. A turn has several steps, because the copy of a
+   step travels while the next one computes. So the first step of a turn, beside which another mode's copy may travel, is
+   not told. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -20,10 +25,10 @@
 #include "rank.h"
 #include "tests/support/options.h"
 
-enum { ARGUMENTS = 8, BATCHES = 4 };
+enum { ARGUMENTS = 8, BATCHES = 4, BUDDY_STEPS = 4 };
 
 /* On one node the default is ZERO. */
-enum mode { SINGLE, SILENT, SERIAL, OVERLAPPED, DEFAULT, ZERO, MODES };
+enum mode { SINGLE, SILENT, SERIAL, OVERLAPPED, DEFAULT, ZERO, SHARDS, BUDDY, MODES };
 
 static const struct {
 	const char *name, *without; /* DDP_MEASURE */
@@ -35,11 +40,14 @@ static const struct {
 	[OVERLAPPED] = { "overlapped", "", DDP_SHARD_NONE },
 	[DEFAULT] = { "default", "", DDP_SHARD_AUTO },
 	[ZERO] = { "zero", "", DDP_SHARD_STATE },
+	[SHARDS] = { "shards", "", DDP_SHARD_GRADIENTS },
+	[BUDDY] = { "buddy", "", DDP_SHARD_GRADIENTS },
 };
 
 struct bench {
 	gpt_config config;
 	int batch, rounds;
+	bool buddy;
 	ddp_context *context;
 	gpt *net;
 	ddp_model *models[MODES]; /* SINGLE uses SILENT's */
@@ -49,7 +57,7 @@ struct bench {
 static ddp_status make_model(struct bench *b, enum mode mode)
 {
 	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .shard = modes[mode].shard, .beta2 = 0.95,
-	                                    .weight_decay = 0.1, .clip_norm = 1 };
+	                                    .weight_decay = 0.1, .clip_norm = 1, .buddy = mode == BUDDY };
 	int count;
 
 	setenv("DDP_MEASURE", modes[mode].without, 1);
@@ -60,7 +68,8 @@ static ddp_status make_model(struct bench *b, enum mode mode)
 	if (!gpt_bind_model(b->net, b->models[mode]))
 		return DDP_ERR_NOMEM;
 	gpt_initialise(b->net, 1);
-	return ddp_model_broadcast_params(b->models[mode]);
+	status = ddp_model_broadcast_params(b->models[mode]);
+	return mode == BUDDY ? ddp_survive(b->models[mode], NULL, status, NULL) : status;
 }
 
 /* Seconds of a step and its parts, and of processor time. */
@@ -76,15 +85,23 @@ static double cpu_seconds(void)
 	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static int mode_count(const struct bench *b)
+/* The modes that take turns are [first_mode(), end_mode()). */
+static int first_mode(const struct bench *b)
 {
-	return ddp_get_job(b->context)->nnodes > 1 ? MODES : ZERO;
+	return b->buddy ? SHARDS : SINGLE;
 }
 
-static ddp_status train_step(struct bench *b, ddp_model *model, int round, struct times *times)
+static int end_mode(const struct bench *b)
+{
+	if (b->buddy)
+		return MODES;
+	return ddp_get_job(b->context)->nnodes > 1 ? ZERO + 1 : ZERO;
+}
+
+static ddp_status train_step(struct bench *b, ddp_model *model, bool survives, int number, struct times *times)
 {
 	int64_t tokens = (int64_t)b->batch * b->config.length;
-	const int32_t *batch = b->tokens + round % BATCHES * (tokens + b->batch);
+	const int32_t *batch = b->tokens + number % BATCHES * (tokens + b->batch);
 	const double before = cpu_seconds();
 	uint64_t start_ns = ddp_now_ns();
 
@@ -94,14 +111,15 @@ static ddp_status train_step(struct bench *b, ddp_model *model, int round, struc
 	times->backward = ddp_seconds_since(start_ns) - times->forward;
 	if (status == DDP_OK)
 		status = ddp_model_step(model, (double)tokens, loss, NULL);
+	if (survives)
+		status = ddp_survive(model, NULL, status, NULL);
 	times->all = ddp_seconds_since(start_ns);
 	times->step = times->all - times->forward - times->backward;
 	times->cpu = cpu_seconds() - before;
 	return status;
 }
 
-/* Prints nothing for round 0, which warms up. */
-static ddp_status turn(struct bench *b, enum mode mode, int round)
+static ddp_status take_step(struct bench *b, enum mode mode, int number, bool told)
 {
 	ddp_comm *world = ddp_world(b->context);
 	ddp_model *model = b->models[mode == SINGLE ? SILENT : mode];
@@ -111,19 +129,30 @@ static ddp_status turn(struct bench *b, enum mode mode, int round)
 
 	ddp_status status = gpt_bind_model(b->net, model) ? ddp_barrier(world) : DDP_ERR_NOMEM;
 	if (status == DDP_OK && computes)
-		status = train_step(b, model, round, &times);
+		status = train_step(b, model, mode == BUDDY, number, &times);
 	double slowest = times.all, means[] = { times.all / ranks, times.cpu / ranks };
 	if (status == DDP_OK)
 		status = ddp_all_reduce(world, NULL, &slowest, 1, DDP_F64, DDP_MAX);
 	if (status == DDP_OK)
 		status = ddp_all_reduce(world, NULL, means, 2, DDP_F64, DDP_SUM);
-	if (status != DDP_OK || round == 0 || ddp_comm_rank(world) != 0)
+	if (status != DDP_OK || !told || ddp_comm_rank(world) != 0)
 		return status;
 	printf("{\"mode\": \"%s\", \"slowest\": %.6f, \"mean\": %.6f, \"cpu\": %.6f, \"forward\": %.6f, "
 	       "\"backward\": %.6f, \"step\": %.6f}\n", modes[mode].name, slowest, means[0], means[1],
 	       times.forward, times.backward, times.step);
 	fflush(stdout);
 	return DDP_OK;
+}
+
+/* Prints nothing for round 0, which warms up. */
+static ddp_status turn(struct bench *b, enum mode mode, int round)
+{
+	const int steps = b->buddy ? BUDDY_STEPS : 1;
+	ddp_status status = DDP_OK;
+
+	for (int s = 0; s < steps && status == DDP_OK; s++)
+		status = take_step(b, mode, round * steps + s, round > 0 && (s > 0 || steps == 1));
+	return status;
 }
 
 static bool allocate(struct bench *b)
@@ -152,12 +181,12 @@ static ddp_status measure(struct bench *b)
 		ddp_comm_abort(ddp_world(b->context), "out of memory");
 		return ddp_barrier(ddp_world(b->context));
 	}
-	const int count = mode_count(b);
-	for (int m = SILENT; m < count && status == DDP_OK; m++)
-		status = make_model(b, (enum mode)m);
+	const int first = first_mode(b), count = end_mode(b) - first;
+	for (int m = 0; m < count && status == DDP_OK; m++)
+		status = first + m == SINGLE ? DDP_OK : make_model(b, (enum mode)(first + m));
 	for (int r = 0; r <= b->rounds; r++) {
 		for (int m = 0; m < count && status == DDP_OK; m++)
-			status = turn(b, (enum mode)((m + r) % count), r);
+			status = turn(b, (enum mode)(first + (m + r) % count), r);
 	}
 	return status;
 }
@@ -185,8 +214,9 @@ int main(int argc, char **argv)
 	ddp_spawn_result spawned = { .is_rank = true };
 	char why[160];
 
-	if (argc != ARGUMENTS + 1) {
-		fprintf(stderr, "usage: %s RANKS LAYERS HEADS WIDTH VOCAB LENGTH BATCH ROUNDS\n", argv[0]);
+	b.buddy = argc == ARGUMENTS + 2 && strcmp(argv[ARGUMENTS + 1], "buddy") == 0;
+	if (argc != ARGUMENTS + 1 && !b.buddy) {
+		fprintf(stderr, "usage: %s RANKS LAYERS HEADS WIDTH VOCAB LENGTH BATCH ROUNDS [buddy]\n", argv[0]);
 		return 2;
 	}
 	for (int i = 0; i < ARGUMENTS; i++)

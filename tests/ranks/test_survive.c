@@ -416,7 +416,7 @@ static int models_body_of(ddp_comm *comm, void *argument)
 static int fitted_body_of(ddp_comm *comm, void *argument)
 {
 	ddp_context context = test_context_of(comm);
-	ddp_survivor all[2] = { { .fitted = 3, .sharded = true }, { .fitted = 2 } };
+	ddp_survivor all[2] = { { .fitted = 3, .sharded = true, .whole = true }, { .fitted = 2, .whole = true } };
 	int64_t steps = FATAL;
 
 	own_rank = context.job.rank;

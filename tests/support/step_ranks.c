@@ -26,6 +26,7 @@ enum { NODES = 3, LIMIT_SECONDS = 60 };
 typedef struct step_state {
 	atomic_bool done[STEP_HARMS], quick; /* `quick`: nobody dies any more */
 	atomic_int generation;
+	atomic_int arrived[STEP_HARMS]; /* ranks that die, where they do */
 } step_state;
 
 typedef struct step {
@@ -52,6 +53,10 @@ void test_step_die(test_moment when, int number)
 		if (h->when != when || h->number != number || h->generation != atomic_load(&shared->generation) ||
 		    (h->ranks >> own_rank & 1) == 0)
 			continue;
+		/* A rank that sees another one dead would not come here, and srun would hear of two deaths. */
+		atomic_fetch_add(&shared->arrived[i], 1);
+		for (int ms = 0; ms < 2000 && atomic_load(&shared->arrived[i]) < __builtin_popcount(h->ranks); ms++)
+			usleep(1000);
 		atomic_store(&shared->done[i], true);
 		kill(getpid(), SIGKILL);
 	}
@@ -246,23 +251,6 @@ static void hurt(step *s, int number)
 	}
 }
 
-/* A node's ranks die together, even if only one has come to the step. */
-static void end_node(step *s, bool *kept)
-{
-	for (int i = 0; i < STEP_HARMS; i++) {
-		const test_harm *h = &s->of->harms[i];
-		if (!h->node || h->generation != atomic_load(&shared->generation) || !atomic_load(&shared->done[i]))
-			continue;
-		hurt(s, i);
-		for (int r = 0; r < s->of->ranks; r++) {
-			while ((h->ranks >> r & 1) != 0 && s->pids[r] > 0) {
-				usleep(200);
-				reap(s, kept);
-			}
-		}
-	}
-}
-
 static bool is_due(const step *s, const test_harm *h)
 {
 	const int rank = __builtin_ctz(h->ranks);
@@ -363,6 +351,20 @@ static void go_on(step *s, bool kept)
 	}
 }
 
+/* Whether ranks that have come to die have not all died yet. */
+static bool die_together(const step *s)
+{
+	bool left = false;
+
+	for (int i = 0; i < STEP_HARMS; i++) {
+		const test_harm *h = &s->of->harms[i];
+		const bool all = atomic_load(&shared->arrived[i]) == __builtin_popcount(h->ranks);
+		for (int r = 0; r < s->of->ranks && all && h->generation == atomic_load(&shared->generation); r++)
+			left = left || ((h->ranks >> r & 1) != 0 && s->pids[r] != 0);
+	}
+	return left;
+}
+
 void test_step_run(test_step *of)
 {
 	step made = { .of = of }, *s = &made;
@@ -381,9 +383,10 @@ void test_step_run(test_step *of)
 		look_at_harms(s);
 		if (reap(s, &kept)) {
 			/* Other ranks may end just now. */
-			usleep(2000);
-			reap(s, &kept);
-			end_node(s, &kept);
+			do {
+				usleep(2000);
+				reap(s, &kept);
+			} while (die_together(s));
 			go_on(s, kept);
 		}
 		check_limit(s);

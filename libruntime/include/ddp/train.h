@@ -135,7 +135,8 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * each rank sends its shard of the optimizer's state to another rank, on another node if there is one, while the next
  * step computes. If a rank dies before its last step's shard was sent, that step is done again: *steps is one less
  * than before, and on_step of ddp_train() is called again for it. A step that was saved, or that ddp_train() has
- * evaluated, is not done again. If a rank and the rank that kept its copy die at once, the ranks cannot go on.
+ * evaluated, is not done again. A newcomer gets the shard of the rank whose place it takes from the rank that kept the
+ * copy, and all make new copies. If a rank and the rank that kept its copy die at once, the ranks cannot go on.
  *
  * If two ranks die within the last step and the shrink that follows, one rank may have left for ddp_finalize()
  * with the step complete, while another goes on without it.
@@ -153,7 +154,7 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * - The model has local SGD, or is compressed by PowerSGD or a hook.
  * - The model is on a device, and its optimizer's state is spread over ranks, or the step of srun has restart=.
  * - Each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes, and
- *   DDP_SHARD_GRADIENTS), and the model lacks the option buddy, or the step of srun has restart=.
+ *   DDP_SHARD_GRADIENTS), and the model lacks the option buddy.
  * Costs: a copy of this rank's share of parameters and optimizer state if ranks of a node share the update, and that
  * updates begin when all gradients have come. With buddy, another two copies of another rank's share. Collective.
  */
