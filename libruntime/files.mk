@@ -27,6 +27,7 @@ base_sources = \
 	libruntime/base/outlier.c libruntime/base/outlier.h \
 	libruntime/base/pages.h \
 	libruntime/base/path.c libruntime/base/path.h \
+	libruntime/base/segment.c libruntime/base/segment.h \
 	libruntime/base/signals.h \
 	libruntime/base/text.c libruntime/base/text.h \
 	libruntime/base/wait.h \

@@ -2,48 +2,13 @@
 #include "comm/shm/segment.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
-#include <stdio.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/signals.h"
 #include "comm/core/comm.h"
 #include "comm/p2p/ring.h"
-
-int ddp_segment_create(size_t bytes)
-{
-	int fd = memfd_create("ddp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	int error = fd >= 0 ? ddp_set_file_size(fd, (off_t)bytes) : 0;
-
-	/* Whoever cut it would end by SIGBUS all that have mapped it. */
-	if (fd >= 0 && error == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
-		error = errno;
-	if (error != 0) {
-		close(fd);
-		errno = error;
-		return -1;
-	}
-	return fd;
-}
-
-bool ddp_segment_is_sealed(int fd)
-{
-	const int seals = fcntl(fd, F_GET_SEALS);
-
-	return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
-}
-
-int ddp_segment_open(int64_t pid, int fd)
-{
-	char path[64];
-
-	snprintf(path, sizeof(path), "/proc/%lld/fd/%d", (long long)pid, fd);
-	/* A descriptor that was closed meanwhile may be a pipe's or a terminal's. */
-	return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-}
 
 ddp_status ddp_segment_not_opened(const ddp_comm *comm, int rank, int error)
 {
