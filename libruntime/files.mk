@@ -48,10 +48,12 @@ wireup_sources = \
 	libruntime/wireup/by_store.c libruntime/wireup/by_store.h \
 	libruntime/wireup/file_store.c libruntime/wireup/file_store.h \
 	libruntime/wireup/frame.c libruntime/wireup/frame.h \
+	libruntime/wireup/node_table.c libruntime/wireup/node_table.h \
 	libruntime/wireup/pmix.c \
 	libruntime/wireup/resolve.c libruntime/wireup/resolve.h \
 	libruntime/wireup/socket.c libruntime/wireup/socket.h \
 	libruntime/wireup/star.h libruntime/wireup/star_centre.c libruntime/wireup/star_leaf.c \
+	libruntime/wireup/star_links.c libruntime/wireup/star_links.h \
 	libruntime/wireup/tcp.c \
 	libruntime/wireup/torchrun.c libruntime/wireup/torchrun.h
 
