@@ -16,7 +16,7 @@
 #include "comm/core/liveness.h"
 #include "comm/group/build.h"
 #include "comm/hier/tune.h"
-#include "comm/shm/segment.h"
+#include "comm/shm/node.h"
 
 enum { IDENTITY_MAGIC = 0x63706467, ALGORITHM_TEXT = 80 /* no list is as long */ };
 
