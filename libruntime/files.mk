@@ -27,6 +27,7 @@ base_sources = \
 	libruntime/base/outlier.c libruntime/base/outlier.h \
 	libruntime/base/pages.h \
 	libruntime/base/path.c libruntime/base/path.h \
+	libruntime/base/segment.c libruntime/base/segment.h \
 	libruntime/base/signals.h \
 	libruntime/base/text.c libruntime/base/text.h \
 	libruntime/base/wait.h \
@@ -47,10 +48,12 @@ wireup_sources = \
 	libruntime/wireup/by_store.c libruntime/wireup/by_store.h \
 	libruntime/wireup/file_store.c libruntime/wireup/file_store.h \
 	libruntime/wireup/frame.c libruntime/wireup/frame.h \
+	libruntime/wireup/node_table.c libruntime/wireup/node_table.h \
 	libruntime/wireup/pmix.c \
 	libruntime/wireup/resolve.c libruntime/wireup/resolve.h \
 	libruntime/wireup/socket.c libruntime/wireup/socket.h \
 	libruntime/wireup/star.h libruntime/wireup/star_centre.c libruntime/wireup/star_leaf.c \
+	libruntime/wireup/star_links.c libruntime/wireup/star_links.h \
 	libruntime/wireup/tcp.c \
 	libruntime/wireup/torchrun.c libruntime/wireup/torchrun.h
 
@@ -77,16 +80,13 @@ comm_sources = \
 	libruntime/comm/core/completion.c libruntime/comm/core/completion.h \
 	libruntime/comm/core/doorbell.c libruntime/comm/core/doorbell.h \
 	libruntime/comm/core/failure.c libruntime/comm/core/failure.h \
-	libruntime/comm/core/fingerprint.c libruntime/comm/core/fingerprint.h libruntime/comm/core/record.h \
-	libruntime/comm/core/futex.h \
+	libruntime/comm/core/fingerprint.c libruntime/comm/core/fingerprint.h \
 	libruntime/comm/core/lines.c libruntime/comm/core/lines.h \
 	libruntime/comm/core/liveness.c libruntime/comm/core/liveness.h \
 	libruntime/comm/core/offsets.c libruntime/comm/core/offsets.h \
-	libruntime/comm/core/mismatch.c libruntime/comm/core/mismatch.h \
 	libruntime/comm/core/pool.c libruntime/comm/core/pool.h \
 	libruntime/comm/core/roster.c libruntime/comm/core/roster.h \
 	libruntime/comm/core/silence.c libruntime/comm/core/silence.h \
-	libruntime/comm/core/topology.c libruntime/comm/core/topology.h \
 	libruntime/comm/net/net.h \
 	libruntime/comm/net/nics.c libruntime/comm/net/nics.h \
 	libruntime/comm/p2p/match.c libruntime/comm/p2p/match.h \
@@ -102,12 +102,9 @@ comm_sources = \
 	libruntime/comm/shm/node.c libruntime/comm/shm/node.h \
 	libruntime/comm/shm/node_copy.c libruntime/comm/shm/node_copy.h \
 	libruntime/comm/shm/node_reduce.c libruntime/comm/shm/node_reduce.h \
-	libruntime/comm/shm/segment.c libruntime/comm/shm/segment.h \
-	libruntime/comm/shm/stage.h \
 	libruntime/comm/hier/hier.h \
 	libruntime/comm/hier/all_gather.c \
 	libruntime/comm/hier/algorithms.c libruntime/comm/hier/algorithms.h \
-	libruntime/comm/hier/cost.h \
 	libruntime/comm/hier/direct.c libruntime/comm/hier/direct.h \
 	libruntime/comm/hier/broadcast.c \
 	libruntime/comm/hier/local.c libruntime/comm/hier/local.h \
@@ -127,11 +124,10 @@ comm_sources = \
 	libruntime/comm/check.c libruntime/comm/check.h \
 	libruntime/comm/execute.c libruntime/comm/execute.h \
 	libruntime/comm/follow.c libruntime/comm/follow.h \
-	libruntime/comm/front.c libruntime/comm/front.h \
 	libruntime/comm/host.c libruntime/comm/host.h \
 	libruntime/comm/on_device.c libruntime/comm/on_device.h \
 	libruntime/comm/request.c libruntime/comm/request.h \
-	libruntime/comm/self.c libruntime/comm/self.h \
+	libruntime/comm/self.c \
 	libruntime/comm/nccl/abi.h \
 	libruntime/comm/nccl/collective.c libruntime/comm/nccl/collective.h \
 	libruntime/comm/nccl/handle.c libruntime/comm/nccl/handle.h \
@@ -141,7 +137,6 @@ comm_sources = \
 	libruntime/comm/nccl/message.c libruntime/comm/nccl/message.h \
 	libruntime/comm/nccl/nccl.c libruntime/comm/nccl/nccl.h \
 	libruntime/comm/nccl/reduction.c libruntime/comm/nccl/reduction.h \
-	libruntime/comm/nccl/scratch.c libruntime/comm/nccl/scratch.h \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \
 	libruntime/comm/group/members.c \
@@ -160,7 +155,7 @@ reduce_sources = \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
 	libruntime/reduce/compare.c libruntime/reduce/compare.h \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
-	libruntime/reduce/grads.c libruntime/reduce/grads.h \
+	libruntime/reduce/grads.c \
 	libruntime/reduce/hypers.c libruntime/reduce/hypers.h \
 	libruntime/reduce/merge.c libruntime/reduce/merge.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \

@@ -15,7 +15,7 @@
 #include "comm/agree.h"
 #include "comm/core/comm.h"
 #include "comm/request.h"
-#include "comm/shm/segment.h"
+#include "comm/shm/node.h"
 
 /* Each rank tells the others this of the current allocation. */
 typedef struct offer {

@@ -2,8 +2,8 @@
 #include "comm/execute.h"
 
 #include "base/clock.h"
+#include "comm/core/comm.h"
 #include "comm/core/offsets.h"
-#include "comm/core/record.h"
 #include "comm/hier/hier.h"
 #include "comm/p2p/p2p.h"
 #include "comm/shm/node.h"

@@ -9,8 +9,7 @@
 #include "base/thread.h"
 #include "comm/agree.h"
 #include "comm/core/comm.h"
-#include "comm/core/mismatch.h"
-#include "comm/core/record.h"
+#include "comm/core/fingerprint.h"
 #include "comm/host.h"
 #include "comm/request.h"
 

@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "comm/check.h"
 #include "comm/core/doorbell.h"
-#include "comm/core/futex.h"
 #include "comm/execute.h"
 #include "comm/p2p/p2p.h"
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/self.h"
-
+/* comm/self: the backend for a device's memory of a communicator of one rank, where NCCL does not run
+   operations. There is nothing to send: an operation copies within the device's memory, behind what the
+   program's queue holds. The host scales, and makes 0 and 1 of bool, on a copy. A message of the rank to
+   itself ends when both sides have been issued, as it does with NCCL. */
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "comm/core/backend.h"
 #include "comm/core/comm.h"
 #include "comm/on_device.h"
 #include "comm/ops/kernels.h"

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "comm/agree.h"
 #include "reduce/buddy.h"
-#include "reduce/grads.h"
 #include "reduce/merge.h"
 #include "reduce/model_state.h"
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* grads: what a step's gradients are, and when they are final, as the program tells. */
-#include "reduce/grads.h"
 
 #include <stdlib.h>
 

@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "ddp.h"
 #include "kernels.h"
 #include "optim/optim.h"
 #include "optim/scaler.h"
@@ -318,3 +319,11 @@ bool ddp_buffers_finite(const ddp_model *model);
 /* Averages and broadcasts them, as their kinds say, over the ranks that count: those that have
    not joined, and, unless that is none, whose buffers are finite. Collective. */
 ddp_status ddp_buffers_sync(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all);
+
+/* Starts bucket `k` by the model's strategy. What this rank does not use, as was learned, and
+   for which nobody waits, counts as 0 in it, whatever its memory holds. */
+ddp_status ddp_grads_start(ddp_model *model, int k);
+
+/* Looks at the gradients that ddp_model_grad_ready() has not looked at, as the step ends, and
+   clears those of unused parameters. */
+ddp_status ddp_grads_look_at_rest(ddp_model *model);

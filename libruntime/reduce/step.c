@@ -10,7 +10,6 @@
 #include "kernels.h"
 #include "reduce/buddy.h"
 #include "reduce/compare.h"
-#include "reduce/grads.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
 

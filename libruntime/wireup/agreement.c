@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/outlier.h"
+#include "base/segment.h"
 #include "base/text.h"
 #include "job/environment.h"
 
@@ -15,8 +16,6 @@ struct record {
 	char magic[8];
 	int32_t rank, world_size, local_rank, local_world_size, node_rank, nnodes;
 };
-
-enum { BOOT_ID_MAX = 40 };
 
 static const char magic[8] = "ddpjob1";
 
@@ -113,10 +112,14 @@ static bool same_local_size(const ddp_belief *a, const ddp_belief *b)
 	return a->local_world_size == b->local_world_size;
 }
 
+static const char *boot_id_of(const ddp_belief *belief)
+{
+	return belief->boot_id != NULL ? belief->boot_id : "";
+}
+
 static bool one_machine(const ddp_belief *a, const ddp_belief *b)
 {
-	return a->boot_id == NULL || b->boot_id == NULL || a->boot_id[0] == '\0' || b->boot_id[0] == '\0' ||
-	       strcmp(a->boot_id, b->boot_id) == 0;
+	return boot_id_of(a)[0] == '\0' || boot_id_of(b)[0] == '\0' || strcmp(boot_id_of(a), boot_id_of(b)) == 0;
 }
 
 /* ---- the checks ----------------------------------------------------------------------------- */
@@ -150,21 +153,23 @@ static ddp_status check_sizes(const ddp_belief *beliefs, int count)
 	return DDP_OK;
 }
 
+/* Several slurmds on one machine share its boot id, and maybe its host name; machines may share a name, too. */
+static int compare_nodes(const ddp_belief *a, const ddp_belief *b)
+{
+	if (a->node_rank != DDP_UNKNOWN)
+		return (a->node_rank > b->node_rank) - (a->node_rank < b->node_rank);
+	const int order = strcmp(a->node, b->node);
+	return order != 0 ? order : strcmp(boot_id_of(a), boot_id_of(b));
+}
+
 /* Orders ranks by node, then by rank. */
 static int compare_places(const void *a, const void *b, void *argument)
 {
 	const ddp_belief *beliefs = argument;
 	const ddp_belief *x = &beliefs[*(const int *)a], *y = &beliefs[*(const int *)b];
-	int order = x->node_rank == DDP_UNKNOWN ? strcmp(x->node, y->node)
-	                                        : (x->node_rank > y->node_rank) - (x->node_rank < y->node_rank);
+	const int order = compare_nodes(x, y);
 
 	return order != 0 ? order : (x->rank > y->rank) - (x->rank < y->rank);
-}
-
-static bool same_node(const ddp_belief *a, const ddp_belief *b)
-{
-	return a->node_rank == b->node_rank &&
-	       (a->node_rank != DDP_UNKNOWN || strcmp(a->node, b->node) == 0);
 }
 
 /* The ranks in the order of their nodes; ends[i] is where the node that
@@ -185,7 +190,7 @@ static void sort_places(ddp_belief *beliefs, struct places *places)
 	qsort_r(places->order, (size_t)count, sizeof(*places->order), compare_places, beliefs);
 	for (int start = 0, end; start < count; start = end) {
 		int leader = places->order[start];
-		for (end = start; end < count && same_node(&beliefs[leader], &beliefs[places->order[end]]); end++)
+		for (end = start; end < count && compare_nodes(&beliefs[leader], &beliefs[places->order[end]]) == 0; end++)
 			places->leaders[places->order[end]] = leader;
 		places->ends[start] = end;
 	}
@@ -288,24 +293,10 @@ ddp_status ddp_beliefs_agree(ddp_belief *beliefs, int count)
 	return status;
 }
 
-static void read_boot_id(char *text, size_t bytes)
-{
-	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-
-	text[0] = '\0';
-	if (file == NULL)
-		return;
-	if (fgets(text, (int)bytes, file) != NULL)
-		text[strcspn(text, "\n")] = '\0';
-	fclose(file);
-}
-
-/* Ranks with the same name are on one node. Several slurmds on one machine share its
-   boot id, and maybe its host name. */
 static size_t pack(const ddp_job *job, char *packed, size_t room)
 {
 	const char *node_name = ddp_environment("SLURMD_NODENAME");
-	char boot_id[BOOT_ID_MAX];
+	char boot_id[DDP_BOOT_ID_MAX];
 	struct record record = {
 		.rank = job->rank, .world_size = job->world_size,
 		.local_rank = job->local_rank, .local_world_size = job->local_world_size,
@@ -314,10 +305,9 @@ static size_t pack(const ddp_job *job, char *packed, size_t room)
 
 	memcpy(record.magic, magic, sizeof(magic));
 	memcpy(packed, &record, sizeof(record));
-	read_boot_id(boot_id, sizeof(boot_id));
-	int texts = snprintf(packed + sizeof(record), room - sizeof(record), "%s%c%s%c%.255s/%s%c%s",
-	                     PACKAGE_VERSION, '\0', job->hostname, '\0',
-	                     node_name != NULL ? node_name : job->hostname, boot_id, '\0', boot_id);
+	ddp_boot_id(boot_id);
+	int texts = snprintf(packed + sizeof(record), room - sizeof(record), "%s%c%s%c%.255s%c%s", PACKAGE_VERSION, '\0',
+	                     job->hostname, '\0', node_name != NULL ? node_name : job->hostname, '\0', boot_id);
 	return sizeof(record) + (size_t)texts + 1;
 }
 
@@ -393,7 +383,7 @@ static ddp_status compare(void *const *blobs, const size_t *sizes, ddp_job *job)
 
 ddp_status ddp_agree(ddp_wireup *wireup, ddp_job *job, uint64_t deadline_ns)
 {
-	char packed[sizeof(struct record) + 32 + 2 * DDP_HOST_MAX + 2 * BOOT_ID_MAX];
+	char packed[sizeof(struct record) + 32 + 2 * DDP_HOST_MAX + DDP_BOOT_ID_MAX];
 	void **blobs = calloc((size_t)job->world_size, sizeof(*blobs));
 	size_t *sizes = calloc((size_t)job->world_size, sizeof(*sizes));
 	ddp_status status;

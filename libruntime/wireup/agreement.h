@@ -13,7 +13,7 @@ ddp_status ddp_agree(ddp_wireup *wireup, ddp_job *job, uint64_t deadline_ns);
 /* One rank's belief; what ddp_agree() computes with, for tests. */
 typedef struct ddp_belief {
 	const char *version, *hostname;
-	const char *node;    /* what tells nodes apart */
+	const char *node;    /* its name, which tells nodes of a machine apart */
 	const char *boot_id; /* of the machine; NULL or "": not known */
 	int rank, world_size, local_rank, local_world_size, node_rank, nnodes;
 } ddp_belief;

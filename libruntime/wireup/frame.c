@@ -20,15 +20,18 @@ static uint32_t get32(const unsigned char *from)
 	return le32toh(value);
 }
 
-/* The largest payload of a kind; 0 for what is no kind. */
-static uint64_t payload_limit(uint32_t kind, int world_size)
+/* The largest payload of a kind; -1 for what is no kind. */
+static int64_t payload_limit(uint32_t kind, int world_size)
 {
 	switch (kind) {
 	case DDP_FRAME_BLOB: return DDP_BLOB_MAX;
-	case DDP_FRAME_ALL: return 4 + (uint64_t)world_size * (4 + (uint64_t)DDP_BLOB_MAX);
+	case DDP_FRAME_ALL: return 4 + (int64_t)world_size * (4 + (int64_t)DDP_BLOB_MAX);
 	case DDP_FRAME_ERROR: return DDP_FRAME_ERROR_MAX - DDP_FRAME_HEADER_BYTES;
+	case DDP_FRAME_ASK: return 0;
+	case DDP_FRAME_OFFER: case DDP_FRAME_JOIN: case DDP_FRAME_DONE: case DDP_FRAME_READ:
+		return DDP_FRAME_SMALL_MAX - DDP_FRAME_HEADER_BYTES;
 	}
-	return 0;
+	return -1;
 }
 
 static ddp_status read_header(ddp_frame_reader *reader)
@@ -39,8 +42,8 @@ static ddp_status read_header(ddp_frame_reader *reader)
 	reader->kind = get32(reader->header);
 	reader->sequence = get32(reader->header + 4);
 	reader->bytes = le64toh(bytes);
-	uint64_t limit = payload_limit(reader->kind, reader->world_size);
-	if (limit == 0 || reader->bytes > limit)
+	const int64_t limit = payload_limit(reader->kind, reader->world_size);
+	if (limit < 0 || reader->bytes > (uint64_t)limit)
 		return ddp_fail(DDP_ERR_FORMAT, "a wire-up message of kind %u with %llu bytes is not possible",
 		                reader->kind, (unsigned long long)reader->bytes);
 	return DDP_OK;
@@ -101,14 +104,22 @@ void ddp_frame_reset(ddp_frame_reader *reader)
 	*reader = (ddp_frame_reader){ .world_size = reader->world_size };
 }
 
-void ddp_frame_header(unsigned char *header, enum ddp_frame_kind kind, uint32_t sequence,
-                      uint64_t bytes)
+void ddp_frame_header(unsigned char *header, enum ddp_frame_kind kind, uint32_t sequence, uint64_t bytes)
 {
 	uint64_t little = htole64(bytes);
 
 	put32(header, (uint32_t)kind);
 	put32(header + 4, sequence);
 	memcpy(header + 8, &little, sizeof(little));
+}
+
+size_t ddp_frame_pack(enum ddp_frame_kind kind, uint32_t sequence, const void *payload, size_t bytes,
+                      unsigned char frame[DDP_FRAME_SMALL_MAX])
+{
+	ddp_frame_header(frame, kind, sequence, bytes);
+	if (bytes > 0)
+		memcpy(frame + DDP_FRAME_HEADER_BYTES, payload, bytes);
+	return DDP_FRAME_HEADER_BYTES + bytes;
 }
 
 ddp_status ddp_frame_pack_all(uint32_t sequence, void *const *blobs, const size_t *sizes,

@@ -3,10 +3,19 @@
    other. A frame is kind, sequence number of the exchange, payload size
    (little-endian u32, u32, u64), then the payload:
 
-     BLOB   rank r's blob                                          r -> 0
+     BLOB   rank r's blob                                           r -> 0
      ALL    count, then `count` sizes (u32 each), then the blobs    0 -> r
      ERROR  status (u32), then the sentence; if it is about a rank, a
             terminator and that rank (u32) follow                   0 -> r
+
+   If there are many blobs, the ranks of a node share them (node_table.h):
+
+     ASK    nothing: offer memory                                   0 -> r
+     OFFER  a ddp_segment_offer                                     r -> 0
+     JOIN   the offer of the node's leader: open it                 0 -> r
+     DONE   whether that was possible, or, from a leader that got
+            ALL, whether the others can read it (a byte)            r -> 0
+     READ   bytes (u64) of the payload of ALL that the leader has   0 -> r
 
    The bytes are not trusted: kinds and sizes are checked before memory is allocated, and memory grows
    with the bytes that have arrived, not with the announced size. */
@@ -15,7 +24,10 @@
 #include "ddp.h"
 #include "wireup/wireup.h"
 
-enum ddp_frame_kind { DDP_FRAME_BLOB = 1, DDP_FRAME_ALL, DDP_FRAME_ERROR };
+enum ddp_frame_kind {
+	DDP_FRAME_BLOB = 1, DDP_FRAME_ALL, DDP_FRAME_ERROR, DDP_FRAME_ASK, DDP_FRAME_OFFER, DDP_FRAME_JOIN,
+	DDP_FRAME_DONE, DDP_FRAME_READ
+};
 enum { DDP_FRAME_HEADER_BYTES = 16, DDP_FRAME_TEXT_MAX = 1023 };
 
 typedef struct ddp_frame_reader {
@@ -35,8 +47,11 @@ ddp_status ddp_frame_filled(ddp_frame_reader *reader, size_t bytes, bool *comple
 /* Gets ready for the next frame. The payload is freed. */
 void ddp_frame_reset(ddp_frame_reader *reader);
 
-void ddp_frame_header(unsigned char *header, enum ddp_frame_kind kind, uint32_t sequence,
-                      uint64_t bytes);
+/* A whole frame that is small. Returns its bytes. */
+enum { DDP_FRAME_SMALL_MAX = DDP_FRAME_HEADER_BYTES + 64 };
+size_t ddp_frame_pack(enum ddp_frame_kind kind, uint32_t sequence, const void *payload, size_t bytes,
+                      unsigned char frame[DDP_FRAME_SMALL_MAX]);
+void ddp_frame_header(unsigned char *header, enum ddp_frame_kind kind, uint32_t sequence, uint64_t bytes);
 
 /* A whole ALL frame, header included; malloc'd. */
 ddp_status ddp_frame_pack_all(uint32_t sequence, void *const *blobs, const size_t *sizes,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* star: wire-up over connections to rank 0. Rank 0 is the centre, all others are leaves. The centre waits until every
    rank has connected and has proven the step's key (auth.h). A connection without a proof is refused and logged, and
-   does not delay the job. Then each leaf sends its blob, and the centre sends all blobs back. Each of the two
-   functions is in the file of its side. */
+   does not delay the job. Then each leaf sends its blob, and the centre sends all blobs back: to each leaf, or, if they
+   are many, to one leaf of each node, which shares them with the others (node_table.h). Each of the two functions is in
+   the file of its side. */
 #pragma once
 
 #include "wireup/auth.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rank 0's side: it accepts the processes that have proven the step's key (acceptor.h), gathers their blobs and sends
-   them all to each. If anything fails, all are sent the error. */
+/* Rank 0's side: it accepts the processes that have proven the step's key (acceptor.h), gathers their blobs, and has
+   each rank get them all: by its connection (star_links.h), or from memory of its node (node_table.h). If anything
+   fails, all are sent the error. */
 #include "wireup/star.h"
 
 #include <endian.h>
@@ -12,209 +13,68 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "base/c_locale.h"
 #include "base/clock.h"
-#include "base/descriptors.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "job/environment.h"
 #include "job/nodes.h"
 #include "wireup/acceptor.h"
-#include "wireup/frame.h"
+#include "wireup/node_table.h"
+#include "wireup/star_links.h"
 #include "wireup/torchrun.h"
 
 enum {
-	EVENTS_MAX = 64,
-	UNPROVEN_MIN = 64,      /* connections that may be trying to prove the key at once */
-	DESCRIPTORS_SPARE = 256 /* for whatever else the process has open */
-};
-
-/* How long the others are given to take the news of a failure. */
-static const uint64_t news_timeout_ns = 1000000000u;
-
-/* The connection of a rank, which has proven the key. */
-struct link {
-	int fd;
-	int rank;        /* -1: its identity is wrong */
-	uint32_t events; /* watched by epoll; 0: not registered */
-	ddp_hello hello;
-	ddp_frame_reader reader;
-	bool has_blob;
-	size_t sent;     /* of the frame that goes to all */
-	ddp_silence_checks silence; /* while its blob is waited for */
+	UNPROVEN_MIN = 64,       /* connections that may be trying to prove the key at once */
+	DESCRIPTORS_SPARE = 256, /* for whatever else the process has open */
+	/* From so many bytes for each rank on, ranks of a node share them. Below, the few frames more are not worth it. */
+	SHARED_BYTES = 16384
 };
 
 struct centre {
 	ddp_wireup base;
+	ddp_star star;
 	ddp_key key;
 	char who[DDP_HOST_MAX + 32];
-	ddp_acceptor acceptor;
-	int epoll;                  /* of the acceptor's, without a link, and of the links */
+	ddp_acceptor acceptor;      /* its epoll is in the star's, without a link */
 	char where[DDP_WHERE_MAX];
-	struct link **ranks;        /* [world_size]; NULL: has not come */
-	struct link *misfit;        /* holds the key, but its identity is wrong: it is told why together with the others */
 	int joined;
-	uint32_t sequence;
+	bool asked;                 /* ranks share memory from then on */
+	ddp_node_table table;       /* of rank 0's node */
 	rlim_t descriptors_before;  /* 0: unchanged */
 };
-
-/* ---- links --------------------------------------------------------------------------- */
-
-/* Makes epoll watch for `events`; 0: for none. */
-static ddp_status watch_link(struct centre *centre, struct link *link, uint32_t events)
-{
-	struct epoll_event event = { .events = events, .data.ptr = link };
-	int operation = events == 0 ? EPOLL_CTL_DEL : link->events == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
-
-	if (events == link->events)
-		return DDP_OK;
-	if (epoll_ctl(centre->epoll, operation, link->fd, &event) < 0)
-		return ddp_fail_errno(DDP_ERR_IO, errno, "epoll_ctl");
-	link->events = events;
-	return DDP_OK;
-}
-
-static void free_link(struct link *link)
-{
-	ddp_descriptor_close(link->fd);
-	ddp_frame_reset(&link->reader);
-	free(link);
-}
 
 /* Drops who has not proven the key. From then on, all events have a link. */
 static void stop_listening(struct centre *centre)
 {
-	if (centre->epoll >= 0 && centre->acceptor.epoll >= 0)
-		epoll_ctl(centre->epoll, EPOLL_CTL_DEL, centre->acceptor.epoll, NULL);
+	if (centre->star.epoll >= 0 && centre->acceptor.epoll >= 0)
+		epoll_ctl(centre->star.epoll, EPOLL_CTL_DEL, centre->acceptor.epoll, NULL);
 	ddp_acceptor_close(&centre->acceptor);
 }
 
-/* Waits for events until the deadline, a second at most; *count may be 0. */
-static ddp_status await_events(struct centre *centre, uint64_t deadline_ns,
-                               struct epoll_event events[EVENTS_MAX], int *count)
-{
-	/* Once a second, whoever waits may look after what is too old. */
-	*count = epoll_wait(centre->epoll, events, EVENTS_MAX, ddp_poll_ms(deadline_ns, 1000));
-	if (*count >= 0)
-		return DDP_OK;
-	*count = 0;
-	return errno == EINTR ? DDP_OK : ddp_fail_errno(DDP_ERR_IO, errno, "epoll_wait");
-}
-
-/* Has the rank no connection, or, with `blob`, has it not sent its blob? */
-static bool is_missing(const struct centre *centre, bool blob, int rank)
-{
-	return centre->ranks[rank] == NULL || (blob && !centre->ranks[rank]->has_blob);
-}
-
-/* Makes the present error one about the first of these ranks. */
-static ddp_status error_about_missing(const struct centre *centre, bool blob, ddp_status status)
-{
-	for (int r = 1; r < centre->base.job->world_size; r++)
-		if (is_missing(centre, blob, r))
-			return ddp_error_about(status, r);
-	return status;
-}
-
-static const char *list_missing(const struct centre *centre, bool blob, char *text, size_t bytes)
-{
-	int world_size = centre->base.job->world_size;
-	bool *listed = calloc((size_t)world_size, sizeof(*listed));
-	ddp_nodes nodes;
-
-	if (listed == NULL)
-		return "some ranks";
-	ddp_nodes_find(centre->base.job, &nodes);
-	for (int r = 1; r < world_size; r++) {
-		listed[r] = is_missing(centre, blob, r);
-		if (centre->ranks[r] != NULL)
-			ddp_nodes_check(&nodes, r, centre->ranks[r]->hello.host);
-	}
-	ddp_nodes_list(&nodes, listed, text, bytes);
-	ddp_nodes_free(&nodes);
-	free(listed);
-	return text;
-}
-
-/* The error that a rank's connection has ended before its time. */
-static ddp_status lose_rank(const struct centre *centre, const struct link *link, bool blob, const char *why)
-{
-	char list[DDP_MISSING_BYTES];
-
-	ddp_fail(DDP_ERR_PEER, "rank %d on %s ended during wire-up, while rank 0 on %s waited "
-	         "for %s: %s", link->rank, link->hello.host, centre->base.job->hostname,
-	         list_missing(centre, blob, list, sizeof(list)), why);
-	return ddp_error_about(DDP_ERR_PEER, link->rank);
-}
-
-/* Whether the news are on their way, so that to wait for its end makes sense. */
-static bool send_error(struct centre *centre, struct link *link, const unsigned char *news, size_t bytes)
-{
-	/* In the middle of another frame, the peer would take the news for the rest of that frame. */
-	bool told = link->sent == 0 && send(link->fd, news, bytes, MSG_NOSIGNAL) == (ssize_t)bytes &&
-	            shutdown(link->fd, SHUT_WR) == 0;
-
-	return watch_link(centre, link, told ? EPOLLIN : 0) == DDP_OK && told;
-}
-
-/* Reads and throws away until `waiting` links have hung up: to close with
-   unread bytes resets a connection, and the news could be lost. */
-static void linger(struct centre *centre, int waiting)
-{
-	uint64_t deadline_ns = ddp_now_ns() + news_timeout_ns;
-	struct epoll_event events[EVENTS_MAX];
-	char waste[4096];
-	int count;
-
-	while (waiting > 0 && ddp_now_ns() < deadline_ns &&
-	       await_events(centre, deadline_ns, events, &count) == DDP_OK) {
-		for (int i = 0; i < count; i++) {
-			struct link *link = events[i].data.ptr;
-			ssize_t got = recv(link->fd, waste, sizeof(waste), 0);
-			if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR)))
-				continue;
-			if (watch_link(centre, link, 0) != DDP_OK)
-				return;
-			waiting--;
-		}
-	}
-}
-
-/* Keeps `status` and this thread's message, and gives both to all ranks. */
 static ddp_status fail_all(struct centre *centre, ddp_status status)
 {
-	unsigned char news[DDP_FRAME_ERROR_MAX];
-	size_t bytes = ddp_frame_pack_error(centre->sequence, status, news);
-	int waiting = 0;
-
 	stop_listening(centre);
-	for (int r = 1; r < centre->base.job->world_size; r++)
-		if (centre->ranks[r] != NULL)
-			waiting += send_error(centre, centre->ranks[r], news, bytes);
-	if (centre->misfit != NULL)
-		waiting += send_error(centre, centre->misfit, news, bytes);
-	linger(centre, waiting);
-	return ddp_frame_raise_error(news + DDP_FRAME_HEADER_BYTES, bytes - DDP_FRAME_HEADER_BYTES);
+	return ddp_star_fail_all(&centre->star, status);
 }
 
 /* ---- accepting ranks ----------------------------------------------------------------- */
 
 /* All generations of a torchrun share its key. A worker whose agent was killed may still look for
    rank 0, and must not end the generation that it finds. */
-static ddp_status send_orphan_away(struct centre *centre, struct link *link)
+static ddp_status send_orphan_away(struct centre *centre, ddp_star_link *link)
 {
 	unsigned char news[DDP_FRAME_ERROR_MAX];
-	const size_t bytes = ddp_frame_pack_error(centre->sequence, DDP_ERR_JOB, news);
+	const size_t bytes = ddp_frame_pack_error(centre->star.sequence, DDP_ERR_JOB, news);
 
 	ddp_log(DDP_LOG_WARN, "wire-up: %s: rank 0 takes it for a worker of an earlier start of this torchrun, "
 	        "and goes on without it", ddp_last_error());
 	/* A fresh connection's buffer holds these few bytes. */
 	(void)!send(link->fd, news, bytes, MSG_NOSIGNAL);
-	free_link(link);
+	ddp_star_link_free(link);
 	return DDP_OK;
 }
 
-static ddp_status identify(struct centre *centre, struct link *link)
+static ddp_status identify(struct centre *centre, ddp_star_link *link)
 {
 	const ddp_job *job = centre->base.job;
 	uint32_t rank = le32toh(link->hello.rank), size = le32toh(link->hello.world_size);
@@ -227,37 +87,28 @@ static ddp_status identify(struct centre *centre, struct link *link)
 		         "says %d", rank, link->hello.host, peer, size, job->hostname, job->world_size);
 		if (ddp_environment("TORCHELASTIC_RUN_ID") != NULL)
 			return send_orphan_away(centre, link);
-		centre->misfit = link;
+		centre->star.misfit = link;
 		return DDP_ERR_JOB;
 	}
-	if (rank == 0 || rank >= size || centre->ranks[rank] != NULL) {
-		const char *other = rank > 0 && rank < size ? centre->ranks[rank]->hello.host : job->hostname;
+	if (rank == 0 || rank >= size || centre->star.ranks[rank] != NULL) {
+		const char *other = rank > 0 && rank < size ? centre->star.ranks[rank]->hello.host : job->hostname;
 		ddp_fail(DDP_ERR_JOB, "two processes say that they are rank %u: one on %s and one on %s (%s)",
 		         rank, other, link->hello.host, peer);
-		centre->misfit = link;
+		centre->star.misfit = link;
 		return DDP_ERR_JOB;
 	}
 	link->rank = (int)rank;
-	centre->ranks[rank] = link;
+	centre->star.ranks[rank] = link;
 	centre->joined++;
-	return watch_link(centre, link, EPOLLRDHUP);
+	return ddp_star_watch(&centre->star, link, EPOLLRDHUP);
 }
 
 /* Takes over the descriptor. */
 static ddp_status add_proven(struct centre *centre, int fd, const ddp_hello *hello)
 {
-	struct link *link = calloc(1, sizeof(*link));
+	ddp_star_link *link = ddp_star_link_new(&centre->star, fd, hello);
 
-	if (link == NULL) {
-		ddp_descriptor_close(fd);
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a connection");
-	}
-	ddp_socket_keep_alive(fd);
-	link->fd = fd;
-	link->rank = -1;
-	link->hello = *hello;
-	link->reader.world_size = centre->base.job->world_size;
-	return identify(centre, link);
+	return link != NULL ? identify(centre, link) : ddp_fail(DDP_ERR_NOMEM, "no memory for a connection");
 }
 
 static ddp_status accept_some(struct centre *centre)
@@ -283,7 +134,7 @@ static ddp_status fail_late(const struct centre *centre, uint64_t start_ns)
 	const ddp_job *job = centre->base.job;
 	char list[DDP_MISSING_BYTES];
 
-	list_missing(centre, false, list, sizeof(list));
+	ddp_star_list_missing(&centre->star, list, sizeof(list));
 	if (centre->acceptor.misled[0] != '\0')
 		return ddp_fail(DDP_ERR_AUTH, "%s did not come to rank 0 on %s (%s) within %.1f s; %s (man 3 libddp, "
 		                "SECURITY)", list, job->hostname, centre->where, ddp_seconds_since(start_ns),
@@ -296,7 +147,7 @@ static ddp_status fail_late(const struct centre *centre, uint64_t start_ns)
 	ddp_fail(DDP_ERR_TIMEOUT, "%s did not come to rank 0 on %s (%s) within %.1f s: did every "
 	         "task start, and does a firewall stand between?", list, job->hostname, centre->where,
 	         ddp_seconds_since(start_ns));
-	return error_about_missing(centre, false, DDP_ERR_TIMEOUT);
+	return ddp_star_about_missing(&centre->star, DDP_ERR_TIMEOUT);
 }
 
 /* Accepts ranks until all have come. */
@@ -304,16 +155,16 @@ static ddp_status accept_ranks(struct centre *centre, uint64_t deadline_ns)
 {
 	const uint64_t start_ns = ddp_now_ns();
 	const pid_t agent = ddp_torchrun_agent();
-	struct epoll_event events[EVENTS_MAX];
+	struct epoll_event events[DDP_STAR_EVENTS];
 	int count;
 
 	while (centre->joined < centre->base.job->world_size - 1) {
-		ddp_status status = await_events(centre, deadline_ns, events, &count);
+		ddp_status status = ddp_star_await(&centre->star, deadline_ns, events, &count);
 		if (status == DDP_OK)
 			status = ddp_torchrun_check(centre->base.job, agent);
 		for (int i = 0; i < count && status == DDP_OK; i++) {
 			if (events[i].data.ptr != NULL)
-				status = lose_rank(centre, events[i].data.ptr, false, "its connection was closed");
+				status = ddp_star_lose(&centre->star, events[i].data.ptr, "its connection was closed");
 		}
 		if (status == DDP_OK)
 			status = accept_some(centre);
@@ -325,131 +176,138 @@ static ddp_status accept_ranks(struct centre *centre, uint64_t deadline_ns)
 	return DDP_OK;
 }
 
-/* ---- exchanging blobs ---------------------------------------------------------------- */
+/* ---- sharing memory on a node -------------------------------------------------------- */
 
-/* Reads what has come of a rank's blob. *done: it is complete. */
-static ddp_status read_blob(struct centre *centre, struct link *link, bool *done)
+static ddp_star_link *link_of(const struct centre *centre, int rank)
 {
-	ddp_frame_reader *reader = &link->reader;
-
-	*done = false;
-	while (!*done) {
-		void *at;
-		size_t room;
-		ddp_status status = ddp_frame_room(reader, &at, &room);
-		if (status != DDP_OK)
-			return status;
-		ssize_t got = recv(link->fd, at, room, 0);
-		if (got < 0 && (errno == EAGAIN || errno == EINTR))
-			return DDP_OK;
-		if (got <= 0)
-			return lose_rank(centre, link, true,
-			                 got == 0 ? "its connection was closed" : ddp_reason(errno));
-		status = ddp_frame_filled(reader, (size_t)got, done);
-		if (status != DDP_OK)
-			return ddp_fail_context(status, "from rank %d on %s", link->rank, link->hello.host);
-	}
-	if (reader->kind != DDP_FRAME_BLOB || reader->sequence != centre->sequence)
-		return ddp_fail(DDP_ERR_FORMAT, "rank %d on %s sends message %u of exchange %u into exchange %u", link->rank,
-		                link->hello.host, reader->kind, reader->sequence, centre->sequence);
-	link->has_blob = true;
-	return DDP_OK;
+	return centre->star.ranks[rank];
 }
 
-static ddp_status watch_all(struct centre *centre, uint32_t events)
+static const ddp_segment_offer *offer_of(const struct centre *centre, int rank)
 {
-	for (int r = 1; r < centre->base.job->world_size; r++) {
-		ddp_status status = watch_link(centre, centre->ranks[r], events);
-		if (status != DDP_OK)
-			return status;
-	}
-	return DDP_OK;
+	return rank == 0 ? &centre->table.offer : &link_of(centre, rank)->offer;
 }
 
-/* Takes what came from one rank while blobs are gathered; *left counts down. */
-static ddp_status gather_from(struct centre *centre, struct link *link, int *left)
+static ddp_status gather_offers(struct centre *centre, uint64_t deadline_ns)
 {
-	bool done;
+	unsigned char ask[DDP_FRAME_SMALL_MAX];
+	const size_t bytes = ddp_frame_pack(DDP_FRAME_ASK, centre->star.sequence, NULL, 0, ask);
 
-	if (link->has_blob)
-		return lose_rank(centre, link, true, "its connection was closed");
-	ddp_status status = read_blob(centre, link, &done);
-	if (status != DDP_OK || !done)
-		return status;
-	--*left;
-	return watch_link(centre, link, EPOLLRDHUP);
-}
-
-/* Is one of the ranks that have not sent their blobs on a silent node? */
-static ddp_status check_silence(const struct centre *centre)
-{
-	for (int r = 1; r < centre->base.job->world_size; r++) {
-		struct link *link = centre->ranks[r];
-		const int silent_ms = link->has_blob ? 0 : ddp_socket_silent_ms(&link->silence, link->fd, centre->base.silence_ms);
-		if (silent_ms == 0)
-			continue;
-		ddp_fail(DDP_ERR_PEER, "node %s (rank %d) has been silent for %.1f s, while rank 0 on %s waited for it during "
-		         "wire-up: is its power or network lost? (silence=)", link->hello.host, link->rank,
-		         (double)silent_ms * 1e-3, centre->base.job->hostname);
-		return ddp_error_about(DDP_ERR_PEER, link->rank);
-	}
-	return DDP_OK;
-}
-
-static ddp_status gather(struct centre *centre, uint64_t deadline_ns)
-{
-	const ddp_job *job = centre->base.job;
-	int left = job->world_size - 1, count;
-	uint64_t start_ns = ddp_now_ns();
-	struct epoll_event events[EVENTS_MAX];
-	char list[DDP_MISSING_BYTES];
-	ddp_status status = watch_all(centre, EPOLLIN);
-
-	while (left > 0 && status == DDP_OK) {
-		status = await_events(centre, deadline_ns, events, &count);
-		for (int i = 0; i < count && status == DDP_OK; i++)
-			status = gather_from(centre, events[i].data.ptr, &left);
-		if (status == DDP_OK && left > 0)
-			status = check_silence(centre);
-		if (status == DDP_OK && left > 0 && ddp_now_ns() >= deadline_ns)
-			status = error_about_missing(centre, true, ddp_fail(
-				DDP_ERR_TIMEOUT, "%s came to rank 0 on %s, but sent no data within %.1f s",
-				list_missing(centre, true, list, sizeof(list)), job->hostname,
-				ddp_seconds_since(start_ns)));
+	ddp_node_table_offer(&centre->table);
+	for (int r = 1; r < centre->base.job->world_size; r++)
+		ddp_star_say(link_of(centre, r), ask, bytes, DDP_FRAME_OFFER);
+	ddp_status status = ddp_star_converse(&centre->star, deadline_ns);
+	for (int r = 1; r < centre->base.job->world_size && status == DDP_OK; r++) {
+		ddp_star_link *link = link_of(centre, r);
+		if (link->reader.bytes == sizeof(link->offer))
+			memcpy(&link->offer, link->reader.payload, sizeof(link->offer));
+		else
+			status = ddp_fail(DDP_ERR_FORMAT, "rank %d on %s offers memory in another form", r, link->hello.host);
 	}
 	return status;
 }
 
-static ddp_status send_some(struct centre *centre, struct link *link, const unsigned char *frame, size_t bytes)
+/* leaders[r] becomes the lowest rank on r's node that offers memory, and, if that is r, members[r] how many ranks there
+   do. Without an offer a rank is alone. `known` is room for as many. */
+static void find_leaders(const struct centre *centre, int *leaders, int *members, int *known)
 {
-	while (link->sent < bytes) {
-		ssize_t count = send(link->fd, frame + link->sent, bytes - link->sent, MSG_NOSIGNAL);
-		if (count < 0 && (errno == EAGAIN || errno == EINTR))
-			return DDP_OK;
-		if (count < 0)
-			return ddp_fail_errno(DDP_ERR_PEER, errno, "rank %d on %s ended during wire-up",
-			                      link->rank, link->hello.host);
-		link->sent += (size_t)count;
+	int count = 0;
+
+	for (int r = 0; r < centre->base.job->world_size; r++) {
+		const ddp_segment_offer *own = offer_of(centre, r);
+		leaders[r] = r;
+		if (own->fd < 0)
+			continue;
+		for (int i = 0; i < count && leaders[r] == r; i++)
+			if (offer_of(centre, known[i])->locality == own->locality)
+				leaders[r] = known[i];
+		if (leaders[r] == r)
+			known[count++] = r;
+		members[leaders[r]]++;
 	}
-	return watch_link(centre, link, 0);
 }
 
+static bool said_yes(const ddp_star_link *link)
+{
+	return link->reader.kind == DDP_FRAME_DONE && link->reader.bytes == 1 && link->reader.payload[0] == 1;
+}
+
+/* Has the ranks of each node open their leader's memory. */
+static ddp_status join_leaders(struct centre *centre, const int *leaders, const int *members, uint64_t deadline_ns)
+{
+	const int world_size = centre->base.job->world_size;
+	unsigned char (*joins)[DDP_FRAME_SMALL_MAX] = calloc((size_t)world_size, sizeof(*joins));
+	const size_t bytes = DDP_FRAME_HEADER_BYTES + sizeof(ddp_segment_offer);
+
+	if (joins == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d messages", world_size);
+	centre->table.leads = members[0] > 1;
+	for (int r = 0; r < world_size; r++) {
+		if (members[leaders[r]] < 2)
+			continue;
+		if (leaders[r] == r)
+			ddp_frame_pack(DDP_FRAME_JOIN, centre->star.sequence, offer_of(centre, r), sizeof(ddp_segment_offer), joins[r]);
+		if (r > 0)
+			ddp_star_say(link_of(centre, r), joins[leaders[r]], bytes, DDP_FRAME_DONE);
+	}
+	ddp_status status = ddp_star_converse(&centre->star, deadline_ns);
+	for (int r = 1; r < world_size && status == DDP_OK; r++)
+		if (members[leaders[r]] > 1 && said_yes(link_of(centre, r)))
+			link_of(centre, r)->leader = leaders[r];
+	free(joins);
+	return status;
+}
+
+static ddp_status share_memory(struct centre *centre, uint64_t deadline_ns)
+{
+	const size_t world_size = (size_t)centre->base.job->world_size;
+	int *space = calloc(3 * world_size, sizeof(*space));
+
+	centre->asked = true;
+	if (space == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the nodes of %zu ranks", world_size);
+	ddp_status status = gather_offers(centre, deadline_ns);
+	if (status == DDP_OK) {
+		find_leaders(centre, space, space + world_size, space + 2 * world_size);
+		status = join_leaders(centre, space, space + world_size, deadline_ns);
+	}
+	free(space);
+	return status;
+}
+
+/* ---- exchanging blobs ---------------------------------------------------------------- */
+
+static ddp_status gather(struct centre *centre, uint64_t deadline_ns)
+{
+	for (int r = 1; r < centre->base.job->world_size; r++) {
+		ddp_star_say(link_of(centre, r), NULL, 0, DDP_FRAME_BLOB);
+		link_of(centre, r)->may_leave = false;
+	}
+	return ddp_star_converse(&centre->star, deadline_ns);
+}
+
+/* The frame with all blobs goes to the leaders of nodes, and to ranks that share no memory; then others are told to
+   read what their leaders have. */
 static ddp_status scatter(struct centre *centre, const unsigned char *frame, size_t bytes, uint64_t deadline_ns)
 {
-	int left = centre->base.job->world_size - 1, count;
-	struct epoll_event events[EVENTS_MAX];
-	ddp_status status = watch_all(centre, EPOLLOUT);
+	const size_t payload = bytes - DDP_FRAME_HEADER_BYTES;
+	const uint64_t little = htole64(payload);
+	const bool kept = centre->table.leads && ddp_node_table_write(&centre->table, frame + DDP_FRAME_HEADER_BYTES, payload);
+	unsigned char read[DDP_FRAME_SMALL_MAX];
+	const size_t read_bytes = ddp_frame_pack(DDP_FRAME_READ, centre->star.sequence, &little, sizeof(little), read);
+	ddp_status status = DDP_OK;
 
-	while (left > 0 && status == DDP_OK) {
-		status = await_events(centre, deadline_ns, events, &count);
-		for (int i = 0; i < count && status == DDP_OK; i++) {
-			struct link *link = events[i].data.ptr;
-			status = send_some(centre, link, frame, bytes);
-			left -= link->sent == bytes;
+	for (int turn = 0; turn < 2 && status == DDP_OK; turn++) {
+		for (int r = 1; r < centre->base.job->world_size; r++) {
+			ddp_star_link *link = link_of(centre, r);
+			const bool alone = link->leader == DDP_STAR_NO_LEADER, leads = link->leader == r;
+			if ((turn == 0) != (alone || leads))
+				continue;
+			const bool reads = !alone && !leads && (link->leader == 0 ? kept : said_yes(link_of(centre, link->leader)));
+			ddp_star_say(link, reads ? read : frame, reads ? read_bytes : bytes, leads ? DDP_FRAME_DONE : 0);
+			link->may_leave = true;
 		}
-		if (status == DDP_OK && left > 0 && ddp_now_ns() >= deadline_ns)
-			status = ddp_fail(DDP_ERR_TIMEOUT, "%d ranks did not take the data of all ranks from rank "
-			                  "0 on %s in time", left, centre->base.job->hostname);
+		status = ddp_star_converse(&centre->star, deadline_ns);
 	}
 	return status;
 }
@@ -458,7 +316,7 @@ static ddp_status scatter(struct centre *centre, const unsigned char *frame, siz
 static ddp_status collect(struct centre *centre, const void *blob, size_t bytes, void **blobs, size_t *sizes)
 {
 	for (int r = 0; r < centre->base.job->world_size; r++) {
-		ddp_frame_reader *reader = r > 0 ? &centre->ranks[r]->reader : NULL;
+		ddp_frame_reader *reader = r > 0 ? &link_of(centre, r)->reader : NULL;
 		bool received = reader != NULL && reader->payload != NULL;
 
 		sizes[r] = reader != NULL ? (size_t)reader->bytes : bytes;
@@ -475,16 +333,6 @@ static ddp_status collect(struct centre *centre, const void *blob, size_t bytes,
 	return DDP_OK;
 }
 
-static void get_ready(struct centre *centre)
-{
-	for (int r = 1; r < centre->base.job->world_size; r++) {
-		ddp_frame_reset(&centre->ranks[r]->reader);
-		centre->ranks[r]->has_blob = false;
-		centre->ranks[r]->sent = 0;
-		centre->ranks[r]->silence = (ddp_silence_checks){ .silent = 0 };
-	}
-}
-
 static ddp_status gather_and_scatter(struct centre *centre, const void *blob, size_t bytes,
                                      uint64_t deadline_ns, void **blobs, size_t *sizes)
 {
@@ -496,7 +344,9 @@ static ddp_status gather_and_scatter(struct centre *centre, const void *blob, si
 		status = collect(centre, blob, bytes, blobs, sizes);
 	if (status != DDP_OK)
 		return status;
-	status = ddp_frame_pack_all(centre->sequence, blobs, sizes, centre->base.job->world_size, &frame, &frame_bytes);
+	status = ddp_frame_pack_all(centre->star.sequence, blobs, sizes, centre->base.job->world_size, &frame, &frame_bytes);
+	if (status == DDP_OK && frame_bytes >= SHARED_BYTES && !centre->asked)
+		status = share_memory(centre, deadline_ns);
 	if (status == DDP_OK)
 		status = scatter(centre, frame, frame_bytes, deadline_ns);
 	free(frame);
@@ -511,8 +361,7 @@ static ddp_status centre_exchange(ddp_wireup *wireup, const void *blob, size_t b
 	struct centre *centre = (struct centre *)wireup;
 	ddp_status status;
 
-	centre->sequence++;
-	get_ready(centre);
+	centre->star.sequence++;
 	if (bytes > DDP_BLOB_MAX)
 		status = ddp_fail(DDP_ERR_INVALID, "a blob of %zu bytes; %d are possible", bytes, DDP_BLOB_MAX);
 	else
@@ -547,20 +396,21 @@ static void centre_close(ddp_wireup *wireup)
 	struct centre *centre = (struct centre *)wireup;
 	struct rlimit limit;
 
-	if (centre->misfit != NULL)
-		free_link(centre->misfit);
-	for (int r = 1; centre->ranks != NULL && r < centre->base.job->world_size; r++)
-		if (centre->ranks[r] != NULL)
-			free_link(centre->ranks[r]);
+	if (centre->star.misfit != NULL)
+		ddp_star_link_free(centre->star.misfit);
+	for (int r = 1; centre->star.ranks != NULL && r < centre->base.job->world_size; r++)
+		if (centre->star.ranks[r] != NULL)
+			ddp_star_link_free(centre->star.ranks[r]);
 	stop_listening(centre);
-	if (centre->epoll >= 0)
-		close(centre->epoll);
+	if (centre->star.epoll >= 0)
+		close(centre->star.epoll);
 	if (centre->descriptors_before != 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
 		limit.rlim_cur = centre->descriptors_before;
 		setrlimit(RLIMIT_NOFILE, &limit);
 	}
+	ddp_node_table_close(&centre->table);
 	OPENSSL_cleanse(&centre->key, sizeof(centre->key));
-	free(centre->ranks);
+	free(centre->star.ranks);
 	free(centre);
 }
 
@@ -574,11 +424,11 @@ static ddp_status open_centre(struct centre *centre, uint64_t deadline_ns)
 		status = opened;
 	if (status != DDP_OK)
 		return status;
-	centre->ranks = calloc((size_t)centre->base.job->world_size, sizeof(struct link *));
-	if (centre->ranks == NULL)
+	centre->star.ranks = calloc((size_t)centre->base.job->world_size, sizeof(ddp_star_link *));
+	if (centre->star.ranks == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d ranks", centre->base.job->world_size);
-	centre->epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (centre->epoll < 0 || epoll_ctl(centre->epoll, EPOLL_CTL_ADD, centre->acceptor.epoll, &event) < 0)
+	centre->star.epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (centre->star.epoll < 0 || epoll_ctl(centre->star.epoll, EPOLL_CTL_ADD, centre->acceptor.epoll, &event) < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "epoll");
 	status = accept_ranks(centre, deadline_ns);
 	return status == DDP_OK ? DDP_OK : fail_all(centre, status);
@@ -601,7 +451,8 @@ ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *k
 	centre->base.ops = local ? &local_ops : &tcp_ops;
 	centre->base.job = job;
 	centre->key = *key;
-	centre->epoll = -1;
+	centre->star = (ddp_star){ .wireup = &centre->base, .epoll = -1 };
+	centre->table = (ddp_node_table){ .fd = -1, .offer.fd = -1 };
 	snprintf(centre->where, sizeof(centre->where), "%s", rendezvous->where);
 	snprintf(centre->who, sizeof(centre->who), "wire-up: rank 0 on %s", job->hostname);
 	centre->acceptor = (ddp_acceptor){

@@ -5,6 +5,7 @@
    bytes, close the connection, or drop packets. */
 #include "wireup/star.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "wireup/frame.h"
+#include "wireup/node_table.h"
 #include "wireup/torchrun.h"
 
 /* ---- the search for rank 0 ----------------------------------------------------------- */
@@ -428,6 +430,7 @@ struct leaf {
 	ddp_wireup base;
 	struct found centre;
 	uint32_t sequence;
+	ddp_node_table table; /* of its node */
 };
 
 /* The present error, with who lost whom; about rank 0 only if it is rank 0 that is missed. */
@@ -467,24 +470,90 @@ static ddp_status read_frame(struct leaf *leaf, ddp_frame_reader *reader, uint64
 	return DDP_OK;
 }
 
-static ddp_status send_blob(struct leaf *leaf, const void *blob, size_t bytes, uint64_t deadline_ns)
+static ddp_status send_frame(struct leaf *leaf, enum ddp_frame_kind kind, const void *payload, size_t bytes,
+                             uint64_t deadline_ns)
 {
 	unsigned char header[DDP_FRAME_HEADER_BYTES];
 
-	ddp_frame_header(header, DDP_FRAME_BLOB, leaf->sequence, bytes);
+	ddp_frame_header(header, kind, leaf->sequence, bytes);
 	ddp_status status = ddp_socket_write(leaf->centre.fd, header, sizeof(header), deadline_ns);
-	return status == DDP_OK ? ddp_socket_write(leaf->centre.fd, blob, bytes, deadline_ns) : status;
+	return status == DDP_OK ? ddp_socket_write(leaf->centre.fd, payload, bytes, deadline_ns) : status;
+}
+
+static ddp_status send_done(struct leaf *leaf, bool done, uint64_t deadline_ns)
+{
+	const unsigned char answer = done;
+
+	return send_frame(leaf, DDP_FRAME_DONE, &answer, sizeof(answer), deadline_ns);
+}
+
+static ddp_status wrong_frame(const struct leaf *leaf, const ddp_frame_reader *reader)
+{
+	return ddp_fail(DDP_ERR_FORMAT, "rank 0 answers exchange %u with message %u of exchange %u and %llu bytes",
+	                leaf->sequence, reader->kind, reader->sequence, (unsigned long long)reader->bytes);
+}
+
+/* Does what rank 0 wants about memory that the ranks of this node share. */
+static ddp_status share_memory(struct leaf *leaf, const ddp_frame_reader *reader, uint64_t deadline_ns)
+{
+	ddp_node_table *table = &leaf->table;
+	ddp_segment_offer leader;
+
+	if (reader->kind == DDP_FRAME_ALL)
+		return send_done(leaf, ddp_node_table_write(table, reader->payload, reader->bytes), deadline_ns);
+	if (reader->kind == DDP_FRAME_ASK) {
+		ddp_node_table_offer(table);
+		return send_frame(leaf, DDP_FRAME_OFFER, &table->offer, sizeof(table->offer), deadline_ns);
+	}
+	if (reader->bytes != sizeof(leader))
+		return wrong_frame(leaf, reader);
+	memcpy(&leader, reader->payload, sizeof(leader));
+	return send_done(leaf, ddp_node_table_join(table, &leader), deadline_ns);
+}
+
+/* Reads frames up to the last one of the exchange, which the caller resets. */
+static ddp_status read_last_frame(struct leaf *leaf, ddp_frame_reader *reader, uint64_t deadline_ns)
+{
+	for (;;) {
+		ddp_status status = read_frame(leaf, reader, deadline_ns);
+		const bool all = reader->kind == DDP_FRAME_ALL;
+		if (status != DDP_OK ||
+		    (reader->kind != DDP_FRAME_ASK && reader->kind != DDP_FRAME_JOIN && !(all && leaf->table.leads)))
+			return status;
+		status = share_memory(leaf, reader, deadline_ns);
+		/* If rank 0 has closed, it has said why before. */
+		if (status != DDP_ERR_PEER && (status != DDP_OK || all))
+			return status;
+		ddp_frame_reset(reader);
+	}
+}
+
+static ddp_status read_table(const struct leaf *leaf, const ddp_frame_reader *reader, void **blobs, size_t *sizes)
+{
+	unsigned char *payload;
+	uint64_t bytes;
+
+	if (reader->bytes != sizeof(bytes))
+		return wrong_frame(leaf, reader);
+	memcpy(&bytes, reader->payload, sizeof(bytes));
+	bytes = le64toh(bytes);
+	ddp_status status = ddp_node_table_read(&leaf->table, bytes, &payload);
+	if (status != DDP_OK)
+		return status;
+	status = ddp_frame_unpack_all(payload, bytes, leaf->base.job->world_size, blobs, sizes);
+	free(payload);
+	return status;
 }
 
 static ddp_status read_answer(struct leaf *leaf, const ddp_frame_reader *reader, void **blobs, size_t *sizes)
 {
 	if (reader->kind == DDP_FRAME_ERROR)
 		return ddp_frame_raise_error(reader->payload, reader->bytes);
-	if (reader->kind != DDP_FRAME_ALL || reader->sequence != leaf->sequence)
-		return ddp_fail(DDP_ERR_FORMAT, "rank 0 answers exchange %u with message %u of exchange %u",
-		                leaf->sequence, reader->kind, reader->sequence);
-	return ddp_frame_unpack_all(reader->payload, reader->bytes, leaf->base.job->world_size, blobs,
-	                            sizes);
+	if (reader->sequence == leaf->sequence && reader->kind == DDP_FRAME_READ)
+		return read_table(leaf, reader, blobs, sizes);
+	if (reader->sequence != leaf->sequence || reader->kind != DDP_FRAME_ALL)
+		return wrong_frame(leaf, reader);
+	return ddp_frame_unpack_all(reader->payload, reader->bytes, leaf->base.job->world_size, blobs, sizes);
 }
 
 static ddp_status leaf_exchange(ddp_wireup *wireup, const void *blob, size_t bytes,
@@ -497,10 +566,10 @@ static ddp_status leaf_exchange(ddp_wireup *wireup, const void *blob, size_t byt
 	if (bytes > DDP_BLOB_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "a blob of %zu bytes; %d are possible", bytes, DDP_BLOB_MAX);
 	leaf->sequence++;
-	ddp_status status = send_blob(leaf, blob, bytes, deadline_ns);
+	ddp_status status = send_frame(leaf, DDP_FRAME_BLOB, blob, bytes, deadline_ns);
 	/* Rank 0 may have closed, but have said why before. */
 	if (status == DDP_OK || status == DDP_ERR_PEER)
-		status = read_frame(leaf, &reader, deadline_ns + grace_ns);
+		status = read_last_frame(leaf, &reader, deadline_ns + grace_ns);
 	status = status == DDP_OK ? read_answer(leaf, &reader, blobs, sizes)
 	                          : lost_centre(leaf, status, start_ns);
 	ddp_frame_reset(&reader);
@@ -513,6 +582,7 @@ static void leaf_close(ddp_wireup *wireup)
 
 	if (leaf->centre.fd >= 0)
 		close(leaf->centre.fd);
+	ddp_node_table_close(&leaf->table);
 	free(leaf);
 }
 
@@ -531,6 +601,7 @@ ddp_status ddp_star_leaf_open(bool local, const ddp_job *job, const ddp_key *key
 	leaf->base.ops = local ? &local_ops : &tcp_ops;
 	leaf->base.job = job;
 	leaf->centre.fd = -1;
+	leaf->table = (ddp_node_table){ .fd = -1, .offer.fd = -1 };
 	ddp_status status = find_centre(job, key, rendezvous, deadline_ns, &leaf->centre);
 	if (status != DDP_OK) {
 		leaf_close(&leaf->base);

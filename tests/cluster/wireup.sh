@@ -77,7 +77,7 @@ pmix_wrong()
 
 # ---- what goes right -------------------------------------------------------------
 
-capture as_user srun --mpi=none --ddp -N3 --ntasks-per-node=2 "$probe"
+capture as_user srun --mpi=none --ddp -N3 --ntasks-per-node=2 "$probe" -b 20000
 status_is 0 "the plugin alone wires up three nodes by TCP"
 ranks 6 '"master_addr":"n0".*"identity_source":"environment".*"plugin":true.* by tcp' \
 	"every rank has the plugin's identity"

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/segment.h"
 #include "comm/core/comm.h"
 #include "comm/net/net.h"
-#include "comm/shm/segment.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/sanitizers.h"

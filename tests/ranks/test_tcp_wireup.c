@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "tests/support/tcp_ranks.h"
 #include "tests/support/test.h"
+#include "wireup/frame.h"
 #include "wireup/resolve.h"
 
 TEST_WITH(ranks_exchange_blobs_of_many_sizes, begin, NULL)
@@ -36,6 +37,78 @@ TEST_WITH(ranks_exchange_blobs_of_many_sizes, begin, NULL)
 			all_are_well(worlds[w]);
 		}
 	}
+}
+
+/* Nodes of 3, 3 and 2 ranks, whose blobs are so large that ranks of a node share them. */
+static void arrange_nodes(void)
+{
+	static const char *const nodes[] = { "a", "b", "c" };
+
+	arrange(8);
+	for (int r = 0; r < 8; r++) {
+		ranks[r].node = nodes[r % 3];
+		ranks[r].blob_bytes = 20000;
+		ranks[r].rounds = 3;
+	}
+}
+
+TEST_WITH(rank_0_sends_all_blobs_once_to_each_node, begin, NULL)
+{
+	const uint64_t all = 3 * 8 * 20000;
+
+	arrange_nodes();
+	run(8);
+	all_are_well(8);
+	assert_in_range(outcomes[0].sent_bytes, 2 * all - 2000, 2 * all + 10000);
+}
+
+/* Ranks 1, 4 and 7 are of node b. */
+TEST_WITH(ranks_whose_leader_has_no_memory_get_all_blobs, begin, NULL)
+{
+	static const long file_bytes[] = { 8, 1000 }; /* to offer, and to write them */
+
+	for (int i = 0; i < 2; i++) {
+		arrange_nodes();
+		ranks[1].file_bytes = file_bytes[i];
+		run(8);
+		all_are_well(8);
+	}
+}
+
+/* Rank 1 leads, rank 4 follows it. */
+TEST_WITH(rank_that_leaves_while_nodes_share_blobs_is_named_to_all, begin, NULL)
+{
+	static const struct { int rank, at; } cases[] = {
+		{ 1, DDP_FRAME_ASK }, { 1, DDP_FRAME_JOIN }, { 1, DDP_FRAME_ALL }, { 4, DDP_FRAME_JOIN },
+	};
+	char words[80];
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		arrange_nodes();
+		ranks[cases[i].rank].leaves_at = cases[i].at;
+		run(8);
+		snprintf(words, sizeof(words), "rank %d on node%d ended during wire-up, while rank 0 on node0 waited for",
+		         cases[i].rank, cases[i].rank);
+		for (int r = 0; r < 8; r++) {
+			if (r == cases[i].rank)
+				continue;
+			expect(r, DDP_ERR_PEER, words);
+			assert_int_equal(outcomes[r].about, cases[i].rank);
+		}
+	}
+}
+
+TEST_WITH(rank_that_does_not_take_the_blobs_is_named_to_all, begin, NULL)
+{
+	arrange_nodes();
+	for (int r = 0; r < 8; r++)
+		ranks[r].timeout_ms = r == 0 ? SHORT_MS : LONG_MS;
+	ranks[1].leaves_at = DDP_FRAME_ALL;
+	ranks[1].hangs = true;
+	run(8);
+	for (int r = 0; r < 8; r++)
+		if (r != 1)
+			expect(r, DDP_ERR_TIMEOUT, "rank 1 on node0 did not take the data of all ranks from rank 0 on node0 within");
 }
 
 TEST_WITH(rank_0_may_come_late, begin, NULL)
@@ -126,6 +199,7 @@ TEST_WITH(rank_killed_at_any_moment_leaves_the_others_with_an_error, begin, NULL
 			ranks[r].timeout_ms = 400;
 			ranks[r].rounds = 5;
 			ranks[r].blob_bytes = 50000;
+			ranks[r].node = r % 2 != 0 ? "a" : NULL;
 		}
 		ranks[victim].dies_us = 1 + (int)(random() % 8000);
 		run(WORLD);

@@ -15,6 +15,7 @@ struct outcome {
 	ddp_status status;
 	int about;             /* the rank that the error is about; -1: none */
 	double seconds;
+	uint64_t sent_bytes;   /* that the other ends have acknowledged */
 	char message[1024];
 };
 
@@ -29,6 +30,10 @@ struct rank {
 	int dies_us;           /* after so many microseconds; 0: never */
 	int agent_ends_ms;     /* the process that started it ends after so long; 0: with it */
 	const char *run_id;    /* torchrun's; NULL: of the test's environment */
+	const char *node;      /* ranks with another text are on other nodes; NULL: all are on one */
+	long file_bytes;       /* the largest file that it may make; 0: any */
+	int leaves_at;         /* it is no libddp, and ends when this ddp_frame_kind comes, */
+	bool hangs;            /* or says nothing from then on */
 	size_t descriptors;    /* limit; 0: as it is */
 	size_t blob_bytes;
 	int rounds;

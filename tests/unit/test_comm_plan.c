@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: tsan asan */
 /* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
-   comm/hier/algorithms: the table; messages and connections of large worlds. comm/core/topology: their
+   comm/hier/algorithms: the table; messages and connections of large worlds. comm/core/roster: their
    nodes. comm/group/agreement: room for what their ranks tell. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,12 +9,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm/core/topology.h"
+#include "comm/core/roster.h"
 #include "comm/group/agreement.h"
 #include "comm/hier/algorithms.h"
 #include "comm/hier/plan.h"
 #include "comm/ops/combine_nodes.h"
-#include "comm/shm/segment.h"
+#include "comm/shm/node.h"
 #include "tests/support/simulate.h"
 #include "tests/support/test.h"
 

@@ -23,7 +23,7 @@ libruntime()
 	root=libruntime folder=.
 	floors=(include base watch job wireup device
 		comm/ops comm/core comm/net comm/p2p comm/wait comm/attend comm/shm comm/hier comm/check comm/execute
-		comm/request comm/agree comm/allocate comm/group comm/host comm/on_device comm/self comm/nccl comm/follow comm/front
+		comm/request comm/agree comm/allocate comm/group comm/host comm/on_device comm/self comm/nccl comm/follow
 		comm/api
 		context renewal data params optim reduce state train nccl_plugins python
 		preflight/schedule preflight/statistics preflight/finding preflight)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/backend: the table of functions that run operations on one kind of memory. The front
-   (comm/front, comm/request) does what all backends need: it checks an operation, keeps requests,
+   (comm/api, comm/request) does what all backends need: it checks an operation, keeps requests,
    callbacks and lanes, and makes all operations of a communicator fail together. */
 #pragma once
 
@@ -57,3 +57,6 @@ typedef struct ddp_lanes {
 	atomic_int users;     /* threads that issue on one */
 	ddp_lane of[DDP_MEMORY_DEVICE + 1][DDP_LANES];
 } ddp_lanes;
+
+/* The backend for a device's memory of a communicator of one rank, where NCCL does not run operations (comm/self). */
+extern const ddp_backend ddp_backend_self;

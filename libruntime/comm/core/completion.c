@@ -7,8 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/core/comm.h"
-#include "comm/core/futex.h"
-#include "comm/core/record.h"
+#include "comm/core/doorbell.h"
 
 atomic_int ddp_callbacks_running;
 

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/fence.h"
 #include "comm/core/comm.h"
-#include "comm/core/futex.h"
 #include "comm/core/lines.h"
 #include "comm/core/roster.h"
 

@@ -9,7 +9,13 @@
    the pipe, all of them look again, whichever communicator was notified. */
 #pragma once
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdatomic.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "ddp.h"
 
@@ -58,3 +64,19 @@ void ddp_node_wake_late(ddp_comm *comm, uint32_t event);
 void ddp_node_wake_rank(ddp_comm *comm, int i);
 /* Wakes all of the node's ranks, whatever they sleep for. */
 void ddp_node_wake_all(ddp_comm *comm);
+
+/* The futex system call, within a process or across those that share memory. */
+
+/* Sleeps while *word == value, at most timeout_ns; may return early. */
+static inline void ddp_futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns)
+{
+	struct timespec timeout = { .tv_sec = (time_t)(timeout_ns / 1000000000u),
+	                            .tv_nsec = (long)(timeout_ns % 1000000000u) };
+
+	syscall(SYS_futex, word, FUTEX_WAIT, value, &timeout, NULL, 0);
+}
+
+static inline void ddp_futex_wake_all(_Atomic uint32_t *word)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}

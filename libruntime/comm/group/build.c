@@ -17,7 +17,7 @@
 #include "comm/net/net.h"
 #include "comm/p2p/ring.h"
 #include "comm/shm/borrow.h"
-#include "comm/shm/segment.h"
+#include "comm/shm/node.h"
 #include "comm/wait/await.h"
 #include "wireup/wireup.h"
 

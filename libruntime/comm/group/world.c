@@ -2,12 +2,9 @@
 #include "comm/group/world.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/c_locale.h"
@@ -19,61 +16,22 @@
 #include "comm/core/liveness.h"
 #include "comm/group/build.h"
 #include "comm/hier/tune.h"
-#include "comm/shm/segment.h"
+#include "comm/shm/node.h"
 
-enum { LOCALITY_TEXT = 256, IDENTITY_MAGIC = 0x63706466, ALGORITHM_TEXT = 80 /* no list is as long */ };
+enum { IDENTITY_MAGIC = 0x63706467, ALGORITHM_TEXT = 80 /* no list is as long */ };
 
 /* The first blob: who a rank is, and a segment to try. */
 typedef struct identity {
-	uint32_t magic;
-	int32_t fd;            /* of its control segment */
-	int64_t pid;
+	uint32_t magic, unused;
 	uint64_t pid_start;
-	unsigned char nonce[16]; /* at the segment's start */
-	char key[LOCALITY_TEXT];
-	char host[DDP_HOST_MAX];
-	char algorithm[ALGORITHM_TEXT]; /* DDP_ALGORITHM */
+	ddp_segment_offer segment; /* its control segment */
+	char texts[];              /* host, DDP_ALGORITHM, each with its terminator */
 } identity;
 
 typedef struct world_exchange {
 	ddp_wireup *wireup;
 	uint64_t deadline_ns;
 } world_exchange;
-
-static void boot_id(char *text, size_t bytes)
-{
-	int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-	ssize_t length = fd < 0 ? 0 : read(fd, text, bytes - 1);
-
-	if (fd >= 0)
-		close(fd);
-	text[length > 0 ? length : 0] = '\0';
-	text[strcspn(text, "\n")] = '\0';
-}
-
-static unsigned long long inode(const char *path)
-{
-	struct stat info;
-
-	return stat(path, &info) == 0 ? (unsigned long long)info.st_ino : 0;
-}
-
-/* Writes this process's key. Ranks are on one node if their keys (boot id, /dev/shm, PID and IPC namespaces) agree and
-   the lower rank's segment can really be opened; host names are not asked. DDP_LOCALITY=TEXT in a rank's environment
-   tells ranks with another text apart, for tests and for measuring the network on one machine. */
-static void write_locality(char key[LOCALITY_TEXT])
-{
-	char boot[64];
-	struct stat shm = { .st_dev = 0 };
-	const char *apart = getenv("DDP_LOCALITY");
-
-	boot_id(boot, sizeof(boot));
-	(void)stat("/dev/shm", &shm); /* without one, all are alike */
-	memset(key, 0, LOCALITY_TEXT);
-	snprintf(key, LOCALITY_TEXT, "%s %llu %llu %llu %s", boot,
-	         (unsigned long long)shm.st_dev, inode("/proc/self/ns/pid"), inode("/proc/self/ns/ipc"),
-	         apart != NULL ? apart : "");
-}
 
 static ddp_status exchange(const world_exchange *e, const void *blob, size_t bytes, void **blobs,
                            size_t *sizes)
@@ -115,36 +73,6 @@ static ddp_status confirm_by_wireup(void *argument, ddp_status mine)
 	return mine == DDP_OK ? exchange_and_drop(argument, &here, sizeof(here)) : mine;
 }
 
-static int create_control(unsigned char nonce[16])
-{
-	int fd = ddp_segment_create(DDP_SEGMENT_START_BYTES);
-
-	if (fd < 0)
-		return -1;
-	if (getrandom(nonce, 16, 0) != 16 || pwrite(fd, nonce, 16, 0) != 16) {
-		int error = errno;
-		close(fd);
-		errno = error;
-		return -1;
-	}
-	return fd;
-}
-
-/* Opens another rank's control segment and checks that it is the right one. */
-static int try_open(const identity *other)
-{
-	unsigned char nonce[16];
-	int fd = ddp_segment_open(other->pid, other->fd);
-
-	if (fd < 0)
-		return -1;
-	if (pread(fd, nonce, sizeof(nonce), 0) == sizeof(nonce) &&
-	    memcmp(nonce, other->nonce, sizeof(nonce)) == 0)
-		return fd;
-	close(fd);
-	return -1;
-}
-
 /* The lowest rank whose segment this one can open; *fd is the descriptor. */
 static int find_leader(int rank, void **blobs, int own_fd, int *fd)
 {
@@ -152,9 +80,9 @@ static int find_leader(int rank, void **blobs, int own_fd, int *fd)
 
 	for (int r = 0; r < rank; r++) {
 		const identity *other = blobs[r];
-		if (memcmp(mine->key, other->key, sizeof(mine->key)) != 0)
+		if (mine->segment.locality != other->segment.locality)
 			continue;
-		*fd = try_open(other);
+		*fd = ddp_segment_take_offer(&other->segment);
 		if (*fd >= 0)
 			return r;
 		ddp_log(DDP_LOG_WARN, "rank %d cannot open the memory of rank %d on the same machine (%s): "
@@ -164,23 +92,39 @@ static int find_leader(int rank, void **blobs, int own_fd, int *fd)
 	return rank;
 }
 
-static ddp_status read_identities(ddp_roster *roster, void **blobs, const size_t *sizes)
+static const char *host_of(void *const *blobs, int rank)
 {
-	for (int r = 0; r < roster->size; r++) {
-		const identity *other = blobs[r];
-		if (sizes[r] != sizeof(*other) || other->magic != IDENTITY_MAGIC)
-			return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp: install one on all nodes", r);
-		ddp_peer *peer = &roster->peers[r];
-		peer->pid = other->pid;
-		peer->pid_start = other->pid_start;
-		snprintf(peer->host, sizeof(peer->host), "%.*s", DDP_HOST_MAX - 1, other->host);
-	}
-	return DDP_OK;
+	return ((const identity *)blobs[rank])->texts;
 }
 
 static const char *algorithm_of(void *const *blobs, int rank)
 {
-	return ((const identity *)blobs[rank])->algorithm;
+	const char *host = host_of(blobs, rank);
+
+	return host + strlen(host) + 1;
+}
+
+/* Has a blob of this size the numbers, and two texts? */
+static bool is_identity(const identity *blob, size_t bytes)
+{
+	if (bytes <= sizeof(*blob) || blob->magic != IDENTITY_MAGIC)
+		return false;
+	const size_t texts = bytes - sizeof(*blob), host = strnlen(blob->texts, texts);
+	return host + 1 < texts && host < DDP_HOST_MAX && strnlen(blob->texts + host + 1, texts - host - 1) == texts - host - 2;
+}
+
+static ddp_status read_identities(ddp_roster *roster, void **blobs, const size_t *sizes)
+{
+	for (int r = 0; r < roster->size; r++) {
+		const identity *other = blobs[r];
+		if (!is_identity(other, sizes[r]))
+			return ddp_fail(DDP_ERR_JOB, "rank %d runs another version of libddp: install one on all nodes", r);
+		ddp_peer *peer = &roster->peers[r];
+		peer->pid = other->segment.pid;
+		peer->pid_start = other->pid_start;
+		snprintf(peer->host, sizeof(peer->host), "%s", host_of(blobs, r));
+	}
+	return DDP_OK;
 }
 
 static bool same_algorithm(const void *blobs, int a, int b)
@@ -195,9 +139,7 @@ static ddp_status read_algorithms(ddp_roster *roster, void **blobs)
 	ddp_wanted_list wanted = { .count = 0 };
 
 	for (int r = 0; r < roster->size; r++) {
-		identity *other = blobs[r];
-		other->algorithm[ALGORITHM_TEXT - 1] = '\0';
-		if (ddp_hier_want(other->algorithm, &wanted) != DDP_OK)
+		if (ddp_hier_want(algorithm_of(blobs, r), &wanted) != DDP_OK)
 			return ddp_fail_context(DDP_ERR_INVALID, "rank %d on %s", r, roster->peers[r].host);
 	}
 	const ddp_outlier o = ddp_outlier_find(roster->size, same_algorithm, blobs);
@@ -236,8 +178,21 @@ static void watch_peers(ddp_roster *roster, int self)
 	}
 }
 
+static ddp_status exchange_identities(const world_exchange *e, const ddp_segment_offer *segment, void **blobs,
+                                      size_t *sizes)
+{
+	const char *algorithm = getenv("DDP_ALGORITHM");
+	char blob[sizeof(identity) + DDP_HOST_MAX + ALGORITHM_TEXT];
+	const identity mine = { .magic = IDENTITY_MAGIC, .pid_start = ddp_process_start(getpid()), .segment = *segment };
+
+	memcpy(blob, &mine, sizeof(mine));
+	const int texts = snprintf(blob + sizeof(mine), sizeof(blob) - sizeof(mine), "%s%c%.*s", e->wireup->job->hostname,
+	                           '\0', ALGORITHM_TEXT - 1, algorithm != NULL ? algorithm : "");
+	return exchange(e, blob, sizeof(mine) + (size_t)texts + 1, blobs, sizes);
+}
+
 /* Exchanges identities and leaders; *fd becomes the node's control segment. */
-static ddp_status find_nodes(ddp_roster *roster, const world_exchange *e, identity *mine, int *fd)
+static ddp_status find_nodes(ddp_roster *roster, const world_exchange *e, const ddp_segment_offer *mine, int *fd)
 {
 	const int rank = roster->rank;
 	void **blobs = calloc((size_t)roster->size, sizeof(*blobs));
@@ -248,7 +203,7 @@ static ddp_status find_nodes(ddp_roster *roster, const world_exchange *e, identi
 		ddp_fail(status, "no memory for what %d ranks tell each other", roster->size);
 		goto out;
 	}
-	if ((status = exchange(e, mine, sizeof(*mine), blobs, sizes)) != DDP_OK)
+	if ((status = exchange_identities(e, mine, blobs, sizes)) != DDP_OK)
 		goto out;
 	if ((status = read_identities(roster, blobs, sizes)) != DDP_OK ||
 	    (status = read_algorithms(roster, blobs)) != DDP_OK)
@@ -292,9 +247,7 @@ static ddp_status build_world(ddp_roster *roster, world_exchange *exchanger, int
 ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, ddp_comm **comm)
 {
 	world_exchange exchanger = { wireup, ddp_now_ns() + (uint64_t)timeout_ms * 1000000 };
-	identity mine = { .magic = IDENTITY_MAGIC, .pid = getpid(),
-	                  .pid_start = ddp_process_start(getpid()) };
-	const char *algorithm = getenv("DDP_ALGORITHM");
+	ddp_segment_offer mine = { .fd = -1 };
 	ddp_roster *roster = NULL;
 	int fd = -1;
 	ddp_status status = ddp_roster_make(job, wireup->key, &roster);
@@ -302,11 +255,7 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 	if (status != DDP_OK)
 		return status;
 	roster->silence_ms = wireup->silence_ms;
-	write_locality(mine.key);
-	snprintf(mine.host, sizeof(mine.host), "%s", job->hostname);
-	snprintf(mine.algorithm, sizeof(mine.algorithm), "%s", algorithm != NULL ? algorithm : "");
-	mine.fd = create_control(mine.nonce);
-	if (mine.fd < 0)
+	if (ddp_segment_make_offer(DDP_SEGMENT_START_BYTES, &mine) < 0)
 		status = ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment%s",
 		                        ddp_segment_remedy(errno));
 	else

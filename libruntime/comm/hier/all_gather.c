@@ -9,7 +9,6 @@
 #include "comm/ops/blocks.h"
 #include "comm/shm/memory.h"
 #include "comm/shm/node.h"
-#include "comm/shm/stage.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 

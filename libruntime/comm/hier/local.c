@@ -8,7 +8,6 @@
 #include "comm/hier/slices.h"
 #include "comm/shm/memory.h"
 #include "comm/shm/node.h"
-#include "comm/shm/stage.h"
 
 static void *rebase(const void *memory, size_t begin, size_t element)
 {

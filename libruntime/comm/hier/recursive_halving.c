@@ -4,9 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "comm/hier/cost.h"
 #include "comm/hier/local.h"
 #include "comm/hier/plan.h"
+#include "comm/hier/reduction.h"
 #include "comm/hier/slices.h"
 #include "comm/hier/store.h"
 #include "comm/ops/combine_nodes.h"

@@ -6,7 +6,7 @@
 
 /* Sets slices, mine, width and chunks; *windows to the number of windows. */
 ddp_status ddp_slices_cut(ddp_reduction *x, size_t *windows);
-/* Returns the reduction's shape as comm/hier/cost sees it. */
+/* Returns the reduction's shape as comm/hier/reduction describes it. */
 ddp_shape ddp_shape_of(const ddp_reduction *x);
 bool ddp_rank_wants(const ddp_reduction *x, const ddp_slice *p, int rank);
 bool ddp_node_wants(const ddp_reduction *x, const ddp_slice *p, int node);

@@ -11,8 +11,8 @@
 #include "comm/hier/algorithms.h"
 #include "comm/hier/recursive_doubling.h"
 #include "comm/hier/slices.h"
+#include "comm/shm/memory.h"
 #include "comm/shm/node.h"
-#include "comm/shm/stage.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 

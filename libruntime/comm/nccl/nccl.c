@@ -15,7 +15,6 @@
 #include "comm/nccl/memory.h"
 #include "comm/nccl/message.h"
 #include "comm/nccl/reduction.h"
-#include "comm/nccl/scratch.h"
 #include "comm/on_device.h"
 #include "comm/request.h"
 

@@ -201,13 +201,14 @@ static ucs_status_t init_context(const ddp_comm *comm, ucp_context_h *context)
 	return status;
 }
 
-/* The card, and what follows it. */
-static ddp_status write_card(const ddp_worker *worker, const void *own, size_t length, void **address, size_t *bytes)
+/* The card, and what follows it. A node's first rank tells the host's addresses for the node's other ranks, too. */
+static ddp_status write_card(const ddp_comm *comm, const void *own, size_t length, void **address, size_t *bytes)
 {
+	const ddp_worker *worker = comm->roster->worker;
 	ddp_place hosts[DDP_HOST_PLACES_MAX];
 	card c = { .share = worker->share, .has_key = worker->roster->key.present,
 	           .guarded = worker->unguarded == NULL, .unfiltered = (uint32_t)worker->unfiltered,
-	           .host_count = (uint32_t)ddp_host_places(hosts),
+	           .host_count = comm->node.self == 0 ? (uint32_t)ddp_host_places(hosts) : 0,
 	           .listener_count = (uint32_t)worker->listeners.count, .beats_port = ddp_beats_port(worker->beats) };
 	size_t host_bytes = c.host_count * sizeof(*hosts), listener_bytes = c.listener_count * sizeof(*hosts);
 	char *to = malloc(sizeof(c) + host_bytes + listener_bytes + length);
@@ -255,9 +256,10 @@ static ddp_status start_worker(const ddp_comm *comm, ddp_worker *worker, void **
 		.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
 		.thread_mode = UCS_THREAD_MODE_SERIALIZED,
 	};
-	ucp_address_t *own;
+	/* Ranks of one node do not talk through UCX. */
+	ucp_worker_attr_t own = { .field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS | UCP_WORKER_ATTR_FIELD_ADDRESS_FLAGS,
+	                          .address_flags = UCP_WORKER_ADDRESS_FLAG_NET_ONLY };
 	ddp_listening before;
-	size_t length;
 	ucs_status_t ucx = init_context(comm, &worker->context);
 
 	if (ucx != UCS_OK)
@@ -267,9 +269,9 @@ static ddp_status start_worker(const ddp_comm *comm, ddp_worker *worker, void **
 	ucx = ucp_worker_create(worker->context, &params, &worker->worker);
 	ddp_guard_end();
 	if (ucx == UCS_OK)
-		ucx = ucp_worker_get_address(worker->worker, &own, &length);
+		ucx = ucp_worker_query(worker->worker, &own);
 	if (ucx == UCS_OK)
-		worker->unfiltered = ddp_listeners_find(&worker->listeners, &before, own, length);
+		worker->unfiltered = ddp_listeners_find(&worker->listeners, &before, own.address, own.address_length);
 	free(before.places);
 	if (ucx != UCS_OK)
 		return fail_ucx(DDP_ERR_IO, ucx, "make a worker");
@@ -277,8 +279,8 @@ static ddp_status start_worker(const ddp_comm *comm, ddp_worker *worker, void **
 	/* Nobody has a reason to connect yet. */
 	if (worker->unfiltered == 0)
 		worker->unfiltered = ddp_listeners_shut(&worker->listeners);
-	ddp_status status = write_card(worker, own, length, address, bytes);
-	ucp_worker_release_address(worker->worker, own);
+	ddp_status status = write_card(comm, own.address, own.address_length, address, bytes);
+	ucp_worker_release_address(worker->worker, own.address);
 	ucx = ucp_worker_get_efd(worker->worker, &worker->event_fd);
 	if (ucx == UCS_OK)
 		ucx = ddp_ucx_set_handlers(worker);

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/core/record.h"
+#include "comm/core/comm.h"
 #include "comm/net/net.h"
 #include "comm/p2p/match.h"
 #include "comm/p2p/ring.h"

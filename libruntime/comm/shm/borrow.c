@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "base/pages.h"
+#include "base/segment.h"
 #include "comm/core/comm.h"
-#include "comm/shm/segment.h"
 
 struct ddp_borrowed {
 	struct ddp_borrowed *next;

@@ -7,6 +7,7 @@
    operation n, all ranks have finished reading what they read in n - 1. */
 #pragma once
 
+#include "base/segment.h"
 #include "comm/core/lines.h"
 
 /* An operation's header says this besides the operation itself. */
@@ -34,3 +35,17 @@ bool ddp_node_all_have(const ddp_comm *comm, uint8_t flag);
 void ddp_node_post_step(ddp_comm *comm);
 ddp_status ddp_node_wait_steps(ddp_comm *comm);
 ddp_status ddp_node_step(ddp_comm *comm);
+
+/* ---- the control segment, which the ranks of a node share ---- */
+
+/* A control segment's size before it is mapped. */
+enum { DDP_SEGMENT_START_BYTES = 4096 };
+
+/* Returns the error for a segment of a rank that could not be opened, by errno. A rank that has failed
+   since it offered the segment has closed it: that is DDP_ERR_PEER. */
+ddp_status ddp_segment_not_opened(const ddp_comm *comm, int rank, int error);
+
+/* Maps the control segment, which any of its ranks makes large enough; fd
+   stays open. */
+ddp_status ddp_node_map(ddp_comm *comm, int fd);
+void ddp_node_unmap(ddp_comm *comm);

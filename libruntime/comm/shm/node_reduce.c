@@ -12,7 +12,6 @@
 #include "comm/ops/kernels.h"
 #include "comm/shm/memory.h"
 #include "comm/shm/node.h"
-#include "comm/shm/stage.h"
 #include "comm/wait/await.h"
 
 typedef struct reduction {

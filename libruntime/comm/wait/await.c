@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "comm/core/doorbell.h"
-#include "comm/core/futex.h"
 #include "comm/core/liveness.h"
 #include "comm/p2p/p2p.h"
 #include "comm/wait/cores.h"

@@ -5,7 +5,7 @@
    that ask come to the same sentence. */
 #pragma once
 
-#include "comm/core/mismatch.h"
+#include "comm/core/fingerprint.h"
 #include "comm/net/net.h"
 
 /* The tags of these messages: none of an operation has this bit, whatever its number. A word without
