@@ -3,6 +3,7 @@
 /* Wire-up by TCP between real processes: what goes right, and each thing that
    can go wrong. */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
