@@ -20,6 +20,7 @@ typedef struct joining {
 	int root;
 	bool comes, gives; /* this rank is a newcomer, or the root */
 	float *aside;      /* [AT_ONCE], or as many as are sent: what this rank has already */
+	float *params, *grads; /* memory of the new world for the arenas; NULL: they stay where they are */
 } joining;
 
 /* A step leaves these numbers. */
@@ -37,6 +38,38 @@ static ddp_status give(const joining *j, float *values, int64_t count)
 	for (int64_t at = 0; at < count && status == DDP_OK; at += AT_ONCE) {
 		const size_t now = (size_t)(count - at < AT_ONCE ? count - at : AT_ONCE);
 		status = ddp_broadcast(j->comm, j->comes || j->gives ? values + at : j->aside, now, DDP_F32, j->root);
+	}
+	return status;
+}
+
+/* A rank that has stayed copies its parameters to the new world's memory, and all use the pages of their gradients for the
+   first time, while the network is busy: both takes about as long as to read and write these twice. */
+static void move_beside(const joining *j, int64_t at, size_t count)
+{
+	const ddp_model *model = j->model;
+	const int64_t left = model->layout.elements - at;
+
+	if (j->params != NULL && !j->comes)
+		memcpy(j->params + at, model->params + at, count * sizeof(float));
+	if (j->grads != NULL && left > 0)
+		memset(j->grads + at, 0, (left < (int64_t)count ? (size_t)left : count) * sizeof(float));
+}
+
+static ddp_status give_params(const joining *j)
+{
+	const int64_t all = j->model->layout.all;
+	ddp_status status = DDP_OK;
+
+	for (int64_t at = 0; at < all && status == DDP_OK; at += AT_ONCE) {
+		const size_t now = (size_t)(all - at < AT_ONCE ? all - at : AT_ONCE);
+		const ddp_operation sent = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = j->root, .count = now,
+		                             .recv = j->comes || j->gives ? j->model->params + at : j->aside };
+		ddp_request *request;
+		status = ddp_issue(j->comm, &sent, &request);
+		if (status != DDP_OK)
+			return status;
+		move_beside(j, at, now);
+		status = ddp_wait(request);
 	}
 	return status;
 }
@@ -98,7 +131,7 @@ static ddp_status give_all(const joining *j, int64_t steps)
 {
 	ddp_model *model = j->model;
 
-	ddp_status status = give(j, model->params, model->layout.all);
+	ddp_status status = give_params(j);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
 		status = give_state(j, i);
 	if (status == DDP_OK)
@@ -126,23 +159,31 @@ static ddp_status prepare(joining *j)
 	return j->comes ? ddp_survival_make(model) : DDP_OK;
 }
 
-/* The ranks of the new world share what those of the former one have shared. */
-static ddp_status move_arenas(ddp_model *model, ddp_comm *comm)
+static ddp_status prepare_arenas(joining *j)
 {
-	ddp_status status = ddp_arena_leave(model->comm, &model->params_memory);
+	ddp_status status = ddp_arena_prepare(j->comm, &j->model->params_memory, &j->params);
+
+	return status == DDP_OK ? ddp_arena_prepare(j->comm, &j->model->grads_memory, &j->grads) : status;
+}
+
+/* A newcomer gets parameters where they stay. */
+static ddp_status move_params(const joining *j)
+{
+	ddp_status status = ddp_arena_move(j->model->comm, j->params, &j->model->params_memory);
+
+	j->model->params = j->model->params_memory.data;
+	return status;
+}
+
+/* The step under way begins again, without its gradients. */
+static ddp_status move_arenas(const joining *j)
+{
+	ddp_status status = j->comes ? DDP_OK : move_params(j);
 
 	if (status == DDP_OK)
-		status = ddp_arena_leave(model->comm, &model->grads_memory);
-	model->params = model->params_memory.data;
-	model->grads = model->grads_memory.data;
-	status = ddp_comm_agree(comm, status, "keep its parameters");
-	if (status == DDP_OK)
-		status = ddp_arena_share(comm, &model->params_memory);
-	model->params = model->params_memory.data;
-	if (status == DDP_OK)
-		status = ddp_arena_share(comm, &model->grads_memory);
-	model->grads = model->grads_memory.data;
-	return status;
+		status = ddp_arena_move(j->model->comm, j->grads, &j->model->grads_memory);
+	j->model->grads = j->model->grads_memory.data;
+	return ddp_comm_agree(j->comm, status, "keep its parameters");
 }
 
 ddp_status ddp_join(ddp_model *model, ddp_comm *comm, const ddp_survivor *all, int root)
@@ -153,9 +194,13 @@ ddp_status ddp_join(ddp_model *model, ddp_comm *comm, const ddp_survivor *all, i
 
 	ddp_status status = ddp_model_agree(comm, prepare(&j), &model->layout, &model->settings);
 	if (status == DDP_OK)
+		status = prepare_arenas(&j);
+	if (status == DDP_OK)
+		status = ddp_comm_agree(comm, j.comes ? move_params(&j) : DDP_OK, "make room for parameters");
+	if (status == DDP_OK)
 		status = give_all(&j, all[root].steps);
 	free(j.aside);
 	if (status == DDP_OK)
-		status = move_arenas(model, comm);
+		status = move_arenas(&j);
 	return status == DDP_OK ? ddp_model_refit(model, comm) : status;
 }
