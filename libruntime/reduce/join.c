@@ -183,6 +183,8 @@ static ddp_status move_arenas(const joining *j)
 	if (status == DDP_OK)
 		status = ddp_arena_move(j->model->comm, j->grads, &j->model->grads_memory);
 	j->model->grads = j->model->grads_memory.data;
+	if (status == DDP_OK && j->grads == NULL)
+		status = ddp_arena_clear(&j->model->grads_memory, 0, j->model->layout.elements);
 	return ddp_comm_agree(j->comm, status, "keep its parameters");
 }
 

@@ -90,12 +90,11 @@ ddp_status ddp_level_with(ddp_model *model, ddp_comm *left, const ddp_survivor *
 	return status == DDP_OK ? end_alike(model, left, root, steps) : status;
 }
 
-ddp_status ddp_level_resume(ddp_model *model, bool learned)
+void ddp_level_resume(ddp_model *model, bool learned)
 {
 	if (model->strategy->discard != NULL)
 		model->strategy->discard(model);
 	ddp_rows_discard(&model->rows);
-	ddp_status status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
 	/* If a rank has missed what was learned, the next step is learned from. */
 	model->uses.learned = model->uses.learned && learned;
 	ddp_step_reset(model);
@@ -107,5 +106,4 @@ ddp_status ddp_level_resume(ddp_model *model, bool learned)
 		ddp_model_round_all(model);
 	ddp_watch_begin_step(model->context->watch, model->steps + 1, model->plan.count);
 	ddp_watch_go_on(model->context->watch);
-	return status;
 }
