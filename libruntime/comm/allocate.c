@@ -32,6 +32,8 @@ static ddp_status populate(const ddp_allocation *a, int fd, size_t begin)
 {
 	ddp_held_signals held;
 
+	if (a->late)
+		return DDP_OK;
 	ddp_signals_hold(&held);
 	int error = fallocate(fd, 0, (off_t)begin, (off_t)a->stride) == 0 ? 0 : errno;
 	ddp_signals_release(&held);
@@ -42,8 +44,7 @@ static ddp_status populate(const ddp_allocation *a, int fd, size_t begin)
 		                      ddp_segment_remedy(error));
 #ifdef MADV_POPULATE_WRITE
 	/* An optimisation; kernels before 5.14 do not know it. */
-	if (!a->late)
-		(void)madvise(a->own, a->stride, MADV_POPULATE_WRITE);
+	(void)madvise(a->own, a->stride, MADV_POPULATE_WRITE);
 #endif
 	return DDP_OK;
 }

@@ -3,8 +3,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/error.h"
+#include "base/pages.h"
 #include "comm/agree.h"
 #include "reduce/agree.h"
 #include "reduce/fit.h"
@@ -42,8 +44,19 @@ static ddp_status give(const joining *j, float *values, int64_t count)
 	return status;
 }
 
-/* A rank that has stayed copies its parameters to the new world's memory, and all use the pages of their gradients for the
-   first time, while the network is busy: both takes about as long as to read and write these twice. */
+/* The pages of the new world's gradients come, and those of the former ones go, which no rank needs any more. */
+static void move_grads(const joining *j, int64_t at, size_t count)
+{
+	const ddp_arena *former = &j->model->grads_memory;
+	const size_t page = ddp_system_page_bytes();
+
+	memset(j->grads + at, 0, count * sizeof(float));
+	/* Otherwise all go at the end. */
+	(void)madvise(former->data + at, count * sizeof(float) / page * page, former->own ? MADV_DONTNEED : MADV_REMOVE);
+}
+
+/* Does what takes a rank about as long as to read and write its arenas, while the network is busy. A rank that has stayed
+   copies its parameters to the new world's memory. */
 static void move_beside(const joining *j, int64_t at, size_t count)
 {
 	const ddp_model *model = j->model;
@@ -52,7 +65,7 @@ static void move_beside(const joining *j, int64_t at, size_t count)
 	if (j->params != NULL && !j->comes)
 		memcpy(j->params + at, model->params + at, count * sizeof(float));
 	if (j->grads != NULL && left > 0)
-		memset(j->grads + at, 0, (left < (int64_t)count ? (size_t)left : count) * sizeof(float));
+		move_grads(j, at, left < (int64_t)count ? (size_t)left : count);
 }
 
 static ddp_status give_params(const joining *j)
