@@ -173,7 +173,7 @@ static ddp_status open_alone(ddp_context *context, const ddp_options *options, u
 
 	ddp_status status = ddp_wireup_open(job, &context->key, NULL, deadline_ns, &context->wireup);
 	if (status == DDP_OK)
-		status = ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
+		status = ddp_comm_open(job, context->wireup, context->timeout_ms, NULL, &context->world);
 	if (status != DDP_OK)
 		return status;
 	ddp_comm_set_watch(context->world, context->watch);
@@ -207,7 +207,7 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	ddp_log(DDP_LOG_INFO, "rank %d of %d on %s: wired up by %s in %.3f s", job->rank,
 	        job->world_size, job->hostname, context->wireup->ops->name,
 	        ddp_seconds_since(start_ns));
-	status = ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
+	status = ddp_comm_open(job, context->wireup, context->timeout_ms, NULL, &context->world);
 	if (status == DDP_OK) {
 		ddp_comm_set_watch(context->world, context->watch);
 		status = record(context, options);

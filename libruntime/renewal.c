@@ -76,7 +76,7 @@ static ddp_status open_world(ddp_context *context, ddp_wireup **wireup, ddp_comm
 		return status;
 	(*wireup)->silence_ms = context->silence_ms;
 	status = ddp_agree(*wireup, &context->job, deadline_ns);
-	return status == DDP_OK ? ddp_comm_open(&context->job, *wireup, context->timeout_ms, world) : status;
+	return status == DDP_OK ? ddp_comm_open(&context->job, *wireup, context->timeout_ms, context->world, world) : status;
 }
 
 ddp_status ddp_renewal_meet(ddp_context *context)

@@ -32,6 +32,8 @@ static ddp_status populate(const ddp_allocation *a, int fd, size_t begin)
 {
 	ddp_held_signals held;
 
+	if (a->late)
+		return DDP_OK;
 	ddp_signals_hold(&held);
 	int error = fallocate(fd, 0, (off_t)begin, (off_t)a->stride) == 0 ? 0 : errno;
 	ddp_signals_release(&held);
@@ -144,10 +146,8 @@ static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error,
 	return ddp_comm_agree(comm, status, "get its shared memory");
 }
 
-ddp_status ddp_host_alloc(ddp_comm *comm, size_t bytes, void **memory)
+static ddp_status alloc(ddp_comm *comm, size_t bytes, bool late, void **memory)
 {
-	if (comm == NULL || memory == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc(): a NULL argument");
 	const size_t most = SIZE_MAX / 2 / (size_t)comm->node.size;
 	if (bytes > most)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc(): %zu bytes; each of the node's %d ranks can have %zu at most",
@@ -163,6 +163,7 @@ ddp_status ddp_host_alloc(ddp_comm *comm, size_t bytes, void **memory)
 	status = ddp_comm_agree(comm, status, "get its shared memory");
 	if (status != DDP_OK)
 		goto out;
+	a->late = late;
 	if (comm->node.self == 0) {
 		fd = ddp_segment_create(a->stride * a->parts);
 		error = fd < 0 ? errno : 0;
@@ -182,21 +183,16 @@ out:
 	return DDP_OK;
 }
 
-/* Puts private pages with the content of this rank's part into the part's place. */
-static bool make_private(const ddp_allocation *a)
+ddp_status ddp_host_alloc(ddp_comm *comm, size_t bytes, void **memory)
 {
-	void *copy = malloc(a->stride);
-	bool made = copy != NULL;
+	if (comm == NULL || memory == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc(): a NULL argument");
+	return alloc(comm, bytes, false, memory);
+}
 
-	if (made) {
-		memcpy(copy, a->own, a->stride);
-		made = mmap(a->own, a->stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
-		            -1, 0) != MAP_FAILED;
-	}
-	if (made)
-		memcpy(a->own, copy, a->stride);
-	free(copy);
-	return made;
+ddp_status ddp_host_alloc_late(ddp_comm *comm, size_t bytes, void **memory)
+{
+	return alloc(comm, bytes, true, memory);
 }
 
 ddp_status ddp_host_detach(ddp_comm *comm, void *memory)
@@ -205,10 +201,10 @@ ddp_status ddp_host_detach(ddp_comm *comm, void *memory)
 
 	if (a == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "%p was not given by ddp_mem_alloc()", memory);
-	if (!make_private(a)) {
+	if (mmap(a->own, a->stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
 		const int error = errno;
 		ddp_allocations_add(&comm->roster->memory, a);
-		return ddp_fail_errno(DDP_ERR_NOMEM, error, "no memory for a copy of %zu bytes", a->bytes);
+		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot map %zu bytes of private memory", a->bytes);
 	}
 	char *behind = a->own + a->stride;
 	if (a->own > a->base)

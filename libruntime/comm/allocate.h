@@ -7,7 +7,9 @@
 /* ddp_mem_alloc() and ddp_mem_free() of the host's memory. */
 ddp_status ddp_host_alloc(ddp_comm *comm, size_t bytes, void **memory);
 ddp_status ddp_host_free(ddp_comm *comm, void *memory);
+/* The same, but each page comes when it is first used, and the process ends by a signal if there is none then. */
+ddp_status ddp_host_alloc_late(ddp_comm *comm, size_t bytes, void **memory);
 
-/* Memory of ddp_host_alloc() becomes this rank's own, at the same address and with the same content: the caller unmaps
-   it, in whole pages. The communicator knows it no more. */
+/* In the place of memory of ddp_host_alloc(), which is freed, there is zeroed memory of this rank alone: the caller unmaps
+   it, in whole pages. */
 ddp_status ddp_host_detach(ddp_comm *comm, void *memory);

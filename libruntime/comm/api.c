@@ -287,12 +287,13 @@ ddp_status ddp_mem_free(ddp_comm *comm, void *memory)
 
 /* ---- opening and closing ------------------------------------------------------------- */
 
-ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, ddp_comm **comm)
+ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, const ddp_comm *former,
+                         ddp_comm **comm)
 {
 	if (job->world_size < 1 || job->rank < 0 || job->rank >= job->world_size || timeout_ms <= 0)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_open(): rank %d of %d, timeout %d ms", job->rank,
 		                job->world_size, timeout_ms);
-	return ddp_world_open(job, wireup, timeout_ms, comm);
+	return ddp_world_open(job, wireup, timeout_ms, former, comm);
 }
 
 static bool has_open_lanes(const ddp_comm *comm)

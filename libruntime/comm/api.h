@@ -13,8 +13,9 @@
 struct ddp_device; /* device/device.h */
 struct ddp_watch;  /* watch/watch.h */
 
-/* Opens the world communicator. Collective. timeout_ms is each operation's deadline and that of opening. */
-ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms,
+/* Opens the world communicator. Collective. timeout_ms is each operation's deadline and that of opening. `former`: a
+   communicator of this rank with many of the same ranks, which has measured the network between nodes; NULL: none. */
+ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, const ddp_comm *former,
                          ddp_comm **comm);
 /* From now on operations of the job's communicators tell in the rank's progress page that they wait, and are recorded
    (`recorder` NULL: they are not). Both outlive these communicators. */

@@ -76,34 +76,23 @@ float *ddp_arena_home(const ddp_arena *arena)
 	return arena->home != NULL ? arena->home : arena->data;
 }
 
-/* Puts private pages with the content into the place that the program knows. */
-static ddp_status bring_home(ddp_comm *comm, ddp_arena *arena)
+/* The memory at the program's address becomes this rank's own. Its content is lost. */
+static ddp_status leave(ddp_comm *comm, ddp_arena *arena)
 {
-	if (mmap(arena->home, arena->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-	         0) == MAP_FAILED)
-		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "no memory for a copy of %zu bytes", arena->bytes);
-	memcpy(arena->home, arena->data, arena->bytes);
-	ddp_mem_free(comm, arena->data);
-	arena->data = arena->home;
+	if (arena->home != NULL)
+		ddp_mem_free(comm, arena->data);
+	else if (!arena->own && ddp_host_detach(comm, arena->data) != DDP_OK)
+		return DDP_ERR_NOMEM;
+	arena->data = ddp_arena_home(arena);
 	arena->home = NULL;
+	arena->own = true;
 	return DDP_OK;
-}
-
-/* On a device no model goes on in another world, so the memory is the host's. */
-ddp_status ddp_arena_leave(ddp_comm *comm, ddp_arena *arena)
-{
-	if (arena->data == NULL || arena->own || arena->lent)
-		return DDP_OK;
-	ddp_status status = arena->home != NULL ? bring_home(comm, arena) : ddp_host_detach(comm, arena->data);
-	arena->own = status == DDP_OK;
-	return status;
 }
 
 /* Maps the same pages a second time. The system is asked itself: UCX puts a function of its own in the place of
    mremap(), which loses the last argument. */
 static ddp_status map_again(ddp_arena *arena, void *shared)
 {
-	memcpy(shared, arena->data, arena->bytes);
 	if (syscall(SYS_mremap, shared, 0, arena->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, arena->data) == -1)
 		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot map %zu bytes again", arena->bytes);
 	arena->home = arena->data;
@@ -112,19 +101,23 @@ static ddp_status map_again(ddp_arena *arena, void *shared)
 	return DDP_OK;
 }
 
-ddp_status ddp_arena_share(ddp_comm *comm, ddp_arena *arena)
+/* On a device no model goes on in another world, so the memory is the host's. */
+ddp_status ddp_arena_prepare(ddp_comm *to, const ddp_arena *arena, float **shared)
 {
-	void *shared;
+	void *memory = NULL;
+	ddp_status status = DDP_OK;
 
-	if (arena->data == NULL || !arena->own || arena->lent || arena->gives_back || ddp_comm_size(comm) == 1)
-		return DDP_OK;
-	ddp_status status = ddp_mem_alloc(comm, arena->bytes, &shared);
-	if (status != DDP_OK)
-		return status;
-	status = map_again(arena, shared);
-	if (status != DDP_OK)
-		ddp_mem_free(comm, shared);
-	return ddp_comm_agree(comm, status, "map its memory");
+	if (arena->data != NULL && !arena->lent && !arena->gives_back)
+		status = ddp_host_alloc_late(to, arena->bytes, &memory);
+	*shared = memory;
+	return status;
+}
+
+ddp_status ddp_arena_move(ddp_comm *from, float *shared, ddp_arena *arena)
+{
+	ddp_status status = shared != NULL ? leave(from, arena) : DDP_OK;
+
+	return status == DDP_OK && shared != NULL ? map_again(arena, shared) : status;
 }
 
 ddp_status ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end)

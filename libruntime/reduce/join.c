@@ -3,8 +3,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/error.h"
+#include "base/pages.h"
 #include "comm/agree.h"
 #include "reduce/agree.h"
 #include "reduce/buddy.h"
@@ -23,6 +25,7 @@ typedef struct joining {
 	bool sharded;      /* ranks have shards, which the root does not reach */
 	float *aside;      /* [AT_ONCE], or as many as are sent: what this rank has already */
 	int *holders;      /* [ranks]: see ddp_buddy_holders() */
+	float *params, *grads; /* memory of the new world for the arenas; NULL: they stay where they are */
 } joining;
 
 /* A step leaves these numbers. */
@@ -40,6 +43,52 @@ static ddp_status give(const joining *j, float *values, int64_t count)
 	for (int64_t at = 0; at < count && status == DDP_OK; at += AT_ONCE) {
 		const size_t now = (size_t)(count - at < AT_ONCE ? count - at : AT_ONCE);
 		status = ddp_broadcast(j->comm, j->comes || j->gives ? values + at : j->aside, now, DDP_F32, j->root);
+	}
+	return status;
+}
+
+/* The pages of the new world's gradients come, and those of the former ones go, which no rank needs any more. */
+static void move_grads(const joining *j, int64_t at, size_t count)
+{
+	const ddp_arena *former = &j->model->grads_memory;
+	const size_t page = ddp_system_page_bytes();
+
+	memset(j->grads + at, 0, count * sizeof(float));
+	/* Otherwise all go at the end. */
+	(void)madvise(former->data + at, count * sizeof(float) / page * page, former->own ? MADV_DONTNEED : MADV_REMOVE);
+}
+
+/* Does what takes a rank about as long as to read and write its arenas, while the network is busy. A rank that has stayed
+   copies its parameters to the new world's memory. */
+static void move_beside(const joining *j, int64_t at, size_t count)
+{
+	const ddp_model *model = j->model;
+	const int64_t left = model->layout.elements - at;
+
+	if (j->params != NULL && !j->comes)
+		memcpy(j->params + at, model->params + at, count * sizeof(float));
+	if (j->grads != NULL && left > 0)
+		move_grads(j, at, left < (int64_t)count ? (size_t)left : count);
+}
+
+/* What the owners of shards update comes with the shards. */
+static ddp_status give_params(const joining *j)
+{
+	const int64_t all = j->model->layout.all, first = j->sharded ? j->model->layout.elements : 0;
+	ddp_status status = DDP_OK;
+
+	if (first > 0)
+		move_beside(j, 0, (size_t)first);
+	for (int64_t at = first; at < all && status == DDP_OK; at += AT_ONCE) {
+		const size_t now = (size_t)(all - at < AT_ONCE ? all - at : AT_ONCE);
+		const ddp_operation sent = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = j->root, .count = now,
+		                             .recv = j->comes || j->gives ? j->model->params + at : j->aside };
+		ddp_request *request;
+		status = ddp_issue(j->comm, &sent, &request);
+		if (status != DDP_OK)
+			return status;
+		move_beside(j, at, now);
+		status = ddp_wait(request);
 	}
 	return status;
 }
@@ -100,10 +149,8 @@ static ddp_status give_numbers(const joining *j, int64_t steps)
 static ddp_status give_all(const joining *j, int64_t steps)
 {
 	ddp_model *model = j->model;
-	/* What the owners of shards update comes with the shards. */
-	const int64_t first = j->sharded ? model->layout.elements : 0;
 
-	ddp_status status = give(j, model->params + first, model->layout.all - first);
+	ddp_status status = give_params(j);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK && !j->sharded; i++)
 		status = give_state(j, i);
 	if (status == DDP_OK)
@@ -132,23 +179,33 @@ static ddp_status prepare(joining *j)
 	return j->comes ? ddp_survival_make(model) : DDP_OK;
 }
 
-/* The ranks of the new world share what those of the former one have shared. */
-static ddp_status move_arenas(ddp_model *model, ddp_comm *comm)
+static ddp_status prepare_arenas(joining *j)
 {
-	ddp_status status = ddp_arena_leave(model->comm, &model->params_memory);
+	ddp_status status = ddp_arena_prepare(j->comm, &j->model->params_memory, &j->params);
+
+	return status == DDP_OK ? ddp_arena_prepare(j->comm, &j->model->grads_memory, &j->grads) : status;
+}
+
+/* A newcomer gets parameters where they stay. */
+static ddp_status move_params(const joining *j)
+{
+	ddp_status status = ddp_arena_move(j->model->comm, j->params, &j->model->params_memory);
+
+	j->model->params = j->model->params_memory.data;
+	return status;
+}
+
+/* The step under way begins again, without its gradients. */
+static ddp_status move_arenas(const joining *j)
+{
+	ddp_status status = j->comes ? DDP_OK : move_params(j);
 
 	if (status == DDP_OK)
-		status = ddp_arena_leave(model->comm, &model->grads_memory);
-	model->params = model->params_memory.data;
-	model->grads = model->grads_memory.data;
-	status = ddp_comm_agree(comm, status, "keep its parameters");
-	if (status == DDP_OK)
-		status = ddp_arena_share(comm, &model->params_memory);
-	model->params = model->params_memory.data;
-	if (status == DDP_OK)
-		status = ddp_arena_share(comm, &model->grads_memory);
-	model->grads = model->grads_memory.data;
-	return status;
+		status = ddp_arena_move(j->model->comm, j->grads, &j->model->grads_memory);
+	j->model->grads = j->model->grads_memory.data;
+	if (status == DDP_OK && j->grads == NULL)
+		status = ddp_arena_clear(&j->model->grads_memory, 0, j->model->layout.elements);
+	return ddp_comm_agree(j->comm, status, "keep its parameters");
 }
 
 /* The newcomers learn who has the shards. */
@@ -171,12 +228,16 @@ ddp_status ddp_join(ddp_model *model, ddp_comm *comm, const ddp_survivor *all, i
 
 	ddp_status status = ddp_model_agree(comm, prepare(&j), &model->layout, &model->settings);
 	if (status == DDP_OK)
+		status = prepare_arenas(&j);
+	if (status == DDP_OK)
+		status = ddp_comm_agree(comm, j.comes ? move_params(&j) : DDP_OK, "make room for parameters");
+	if (status == DDP_OK)
 		status = give_all(&j, all[root].steps);
 	if (status == DDP_OK)
 		status = give_holders(&j);
 	free(j.aside);
 	if (status == DDP_OK)
-		status = move_arenas(model, comm);
+		status = move_arenas(&j);
 	if (status == DDP_OK)
 		status = ddp_model_refit(model, comm, j.sharded ? j.holders : NULL);
 	free(j.holders);

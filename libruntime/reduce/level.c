@@ -101,9 +101,7 @@ ddp_status ddp_level_resume(ddp_model *model, bool learned)
 	if (model->strategy->discard != NULL)
 		model->strategy->discard(model);
 	ddp_rows_discard(&model->rows);
-	ddp_status status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
-	if (status == DDP_OK)
-		status = ddp_on_device_forget(model);
+	ddp_status status = ddp_on_device_forget(model);
 	/* If a rank has missed what was learned, the next step is learned from. */
 	model->uses.learned = model->uses.learned && learned;
 	ddp_step_reset(model);

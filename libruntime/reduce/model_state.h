@@ -41,11 +41,12 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
                           bool gives_back, ddp_arena *arena);
 void ddp_arena_close(ddp_comm *comm, ddp_arena *arena);
 
-/* The ranks of a world are to meet again in another one (renewal.h). The content of an arena and the address that the
-   program knows stay. leave(): the memory that ranks of `comm` have shared becomes this rank's own. Local. share(): the
-   ranks of `comm` share the memory, as after ddp_arena_open(). Collective. */
-ddp_status ddp_arena_leave(ddp_comm *comm, ddp_arena *arena);
-ddp_status ddp_arena_share(ddp_comm *comm, ddp_arena *arena);
+/* The ranks of a world, `from`, meet again in another one, `to` (renewal.h), where each node's ranks then share the arena,
+   as after ddp_arena_open(). prepare() allocates the new memory, whose pages come when they are first used; *shared
+   NULL: the arena stays. Collective. move() puts that memory in the arena's place; the address that the program knows
+   stays, and the content is the new memory's. Local. */
+ddp_status ddp_arena_prepare(ddp_comm *to, const ddp_arena *arena, float **shared);
+ddp_status ddp_arena_move(ddp_comm *from, float *shared, ddp_arena *arena);
 /* The address that the program knows. */
 float *ddp_arena_home(const ddp_arena *arena);
 

@@ -114,6 +114,8 @@ static ddp_status fit(ddp_model *model, ddp_loader *loader, ddp_comm *left, cons
 	ddp_status status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
 	if (status == DDP_OK)
 		status = ddp_model_refit(model, left, ddp_buddy_holders(model));
+	if (status == DDP_OK)
+		status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
 	return status == DDP_OK ? ddp_level_resume(model, learned) : status;
 }
 
@@ -322,11 +324,10 @@ static ddp_status join_with(ddp_model *model, ddp_loader *loader, ddp_comm *worl
 	status = ddp_join(model, world, all, root);
 	if (status == DDP_OK)
 		status = ddp_comm_agree(world, seek(loader, world, &all[root]), "set its loader to the step");
-	if (status == DDP_OK)
-		status = ddp_level_resume(model, learned);
-	if (status == DDP_OK)
-		note_place(model, loader);
-	return status;
+	if (status != DDP_OK)
+		return status;
+	note_place(model, loader);
+	return ddp_level_resume(model, learned);
 }
 
 /* Meets all ranks of the generation in a new world, and brings newcomers to the step of the others. While it does so, a

@@ -3,7 +3,8 @@
 # run by hand: `make bench-allreduce BENCH_ARGS=--quick`. A build with sanitizers
 # is none to measure, and makes only the one that test_harness runs.
 bench_programs = tests/bench/rank_ddp tests/bench/rank_startup tests/bench/rank_train \
-	tests/bench/rank_wire tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_cost tests/bench/rank_storage tests/bench/gpu_kernels \
+	tests/bench/rank_wire tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_cost tests/bench/rank_storage tests/bench/rank_survive \
+	tests/bench/gpu_kernels \
 	tests/bench/gpu_nccl
 noinst_PROGRAMS += tests/bench/rank_plain
 if SANITIZED
@@ -42,6 +43,9 @@ tests_bench_rank_sgemm_LDADD = kernels/libkernels.la
 tests_bench_rank_storage_SOURCES = tests/bench/rank_storage.c $(bench_rank)
 tests_bench_rank_storage_LDADD = libruntime/libddp.la
 tests_bench_rank_storage_LDFLAGS = $(AM_LDFLAGS) -no-install
+tests_bench_rank_survive_SOURCES = tests/bench/rank_survive.c
+tests_bench_rank_survive_LDADD = libruntime/libddp.la
+tests_bench_rank_survive_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_bench_rank_cost_SOURCES = tests/bench/rank_cost.c $(bench_rank)
 tests_bench_rank_cost_LDADD = libruntime/libddpcore.la
 
@@ -79,7 +83,7 @@ bench-backend:
 	$(bench_environment) $(srcdir)/tests/bench/backend $(BENCH_ARGS)
 EXTRA_DIST += tests/bench/backend
 .PHONY: bench-recovery
-bench-recovery: examples/gpt/gpt spank/spank_ddp.la
+bench-recovery: examples/gpt/gpt tests/bench/rank_survive spank/spank_ddp.la
 	$(bench_environment) $(srcdir)/tests/bench/recovery $(BENCH_ARGS)
 bench-overlap: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/overlap $(BENCH_ARGS)

@@ -7,6 +7,9 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "comm/core/comm.h"
+#include "comm/net/net.h"
+#include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/model_side.h"
 #include "tests/support/options.h"
@@ -239,40 +242,73 @@ TEST(several_ranks_of_a_node_are_named_with_it)
 
 /* ---- who is not ------------------------------------------------------------------------------- */
 
-/* Also those that gather parameters late. */
-static uint64_t collectives_so_far(const model_side *s)
+/* What some steps take: collectives, and bytes to other nodes; and the process's threads. */
+typedef struct cost {
+	uint64_t collectives, bytes;
+	int threads;
+} cost;
+
+/* Also of those that gather parameters late. */
+static cost cost_so_far(const model_side *s)
 {
+	ddp_comm *comm = ddp_model_comm(s->model);
+
 	CHECK_OK(ddp_model_param_wait(s->model, DDP_ALL_PARAMS));
-	return ddp_watch_page(s->context->watch)->collective;
+	pthread_mutex_lock(&comm->run.lock);
+	cost found = { .collectives = comm->run.sequence, .bytes = ddp_comm_nodes(comm) > 1 ? ddp_net_sent_bytes(comm) : 0,
+		       .threads = folder_count("/proc/self/task", "") };
+	pthread_mutex_unlock(&comm->run.lock);
+	for (int lane = 1; lane < DDP_LANES; lane++)
+		found.collectives += test_lane_count(comm, lane);
+	return found;
 }
 
-/* Compares after each step. Returns how many collectives that takes. */
-static uint64_t collectives_of(ddp_context *context, const way *w, int64_t every)
+/* What four steps take; `survives`: the ranks are ready to go on without one that dies. */
+static cost cost_of(ddp_context *context, const way *w, int64_t every, bool survives)
 {
 	static model_side s;
 	way here = *w;
 
 	here.options.compare_every = every;
 	open_side(&s, context, &here);
+	const ddp_status ready = survives ? ddp_survive(s.model, NULL, DDP_OK, NULL) : DDP_OK;
+	CHECK(ready == DDP_OK || ready == DDP_ERR_UNSUPPORTED);
 	train(&s, &here, 1, 2);
-	const uint64_t before = collectives_so_far(&s);
-	train(&s, &here, 3, 6);
-	const uint64_t count = collectives_so_far(&s) - before;
+	const cost before = cost_so_far(&s);
+	for (int step = 3; step <= 6; step++) {
+		train(&s, &here, step, step);
+		if (survives && ready == DDP_OK)
+			CHECK_OK(ddp_survive(s.model, NULL, DDP_OK, NULL));
+	}
+	cost took = cost_so_far(&s);
+	took.collectives -= before.collectives;
+	took.bytes -= before.bytes;
 	CHECK(s.model->compared == (every == 0 ? 0 : w->averages ? 4 : 5));
 	if (every > 0 && !w->averages) {
 		if (side_rank(&s) == 1)
 			flip(&s, ddp_model_param_data(s.model, 1) + 123);
 		CHECK(try_step(&s, &here, 7) == DDP_ERR_MISMATCH && test_says("rank 1 on "));
 	}
+	/* Each step has a collective for each bucket, and the consensus. */
+	CHECK(w->node_of == NULL || strcmp(w->name, "none") != 0 || took.collectives == 4 * ((uint64_t)s.model->plan.count + 1));
 	side_close(&s);
-	return count;
+	return took;
 }
 
+static void expect_same_cost(cost without, cost with)
+{
+	CHECK(with.collectives == without.collectives);
+	CHECK(with.bytes == without.bytes);
+	CHECK(with.threads == without.threads);
+}
+
+/* To compare after each step, and to be ready for a death, takes no message more, no byte and no thread. */
 static int calm_body(ddp_context *context, void *user)
 {
-	const uint64_t without = collectives_of(context, user, 0);
+	const cost without = cost_of(context, user, 0, false);
 
-	CHECK(collectives_of(context, user, 1) == without);
+	expect_same_cost(without, cost_of(context, user, 1, false));
+	expect_same_cost(without, cost_of(context, user, 0, true));
 	return 0;
 }
 

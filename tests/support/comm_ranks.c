@@ -135,10 +135,10 @@ static int run_rank(int rank, void *argument)
 	snprintf(node, sizeof(node), "%d", world->node_of != NULL ? world->node_of[rank] : 0);
 	setenv("DDP_LOCALITY", node, 1);
 	if (is_refused(world)) {
-		CHECK_FAILS(ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm), DDP_ERR_UNSUPPORTED, "--with-ucx");
+		CHECK_FAILS(ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, NULL, &comm), DDP_ERR_UNSUPPORTED, "--with-ucx");
 		return 0;
 	}
-	const ddp_status opened = ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm);
+	const ddp_status opened = ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, NULL, &comm);
 	if (world->may_fail_to_open && opened == DDP_ERR_PEER)
 		return 0;
 	CHECK_OK(opened);

@@ -21,6 +21,7 @@ typedef struct ddp_allocation {
 	int fd;             /* of this rank's own memory, which others open; else -1 */
 	size_t parts;
 	bool kept;          /* the memory outlives its context */
+	bool late;          /* no page is reserved: each comes when it is first used */
 	int *part_of;       /* [world size]: world rank's part, or DDP_NOBODY; NULL: it is this rank's own */
 } ddp_allocation;
 

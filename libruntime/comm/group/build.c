@@ -250,6 +250,7 @@ typedef struct offer {
 	int32_t doorbell;
 	int32_t unused;
 	uint64_t id;        /* that of the first member counts */
+	ddp_link link;      /* that of the first member that has one counts */
 } offer;
 
 typedef struct building {
@@ -291,6 +292,8 @@ static ddp_status exchange_offers(building *b, ddp_status made)
 	size_t bytes = sizeof(mine) + b->address_bytes;
 	char *blob = malloc(bytes);
 
+	if (b->opening->link != NULL)
+		mine.link = *b->opening->link;
 	if (blob == NULL) {
 		made = ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes that a rank tells", bytes);
 		bytes = 0;
@@ -354,12 +357,25 @@ static ddp_status take_addresses(building *b)
 	return status;
 }
 
+/* All members take the same figures, so that they choose the same algorithms. */
+static void take_link(building *b)
+{
+	ddp_link *link = &b->comm->hier.link;
+	offer theirs;
+
+	for (int r = 0; r < b->comm->size && !link->measured; r++) {
+		memcpy(&theirs, b->blobs[r], sizeof(theirs));
+		*link = theirs.link;
+	}
+}
+
 static ddp_status connect_members(building *b)
 {
 	offer first;
 
 	memcpy(&first, b->blobs[0], sizeof(first));
 	b->comm->id = first.id;
+	take_link(b);
 	ddp_net_join(b->comm);
 	if (b->address == NULL)
 		return DDP_OK;

@@ -19,6 +19,7 @@ typedef struct ddp_opening {
 	bool confirms_parts; /* when a rank has all that the handshake needs, */
 	bool confirms_all;   /* and at the end */
 	int control_fd;      /* the node's control segment, if it is open; else -1 */
+	const struct ddp_link *link; /* what the ranks' former communicator has measured; NULL: there is none */
 } ddp_opening;
 
 /* Builds a communicator of `size` processes, given by world rank, of which

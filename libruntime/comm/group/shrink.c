@@ -208,7 +208,7 @@ static ddp_status build_survivors(shrinking *s, ddp_comm **survivors)
 	ddp_comm *comm = s->agreement.comm;
 	const ddp_opening opening = { .exchange = exchange_by_agreement, .argument = s,
 	                              .confirm = confirm_by_agreement, .confirms_all = true,
-	                              .control_fd = -1 };
+	                              .control_fd = -1, .link = &comm->hier.link };
 	int *world_ranks = malloc((size_t)comm->size * sizeof(*world_ranks));
 	int count = 0, rank = DDP_NOBODY;
 

@@ -224,11 +224,11 @@ out:
 
 /* All ranks of the job, once their nodes are known. */
 static ddp_status build_world(ddp_roster *roster, world_exchange *exchanger, int control_fd, int timeout_ms,
-                              ddp_comm **comm)
+                              const ddp_comm *former, ddp_comm **comm)
 {
 	const ddp_opening opening = {
 		.argument = exchanger, .exchange = exchange_by_wireup, .confirm = confirm_by_wireup,
-		.confirms_parts = true, .control_fd = control_fd,
+		.confirms_parts = true, .control_fd = control_fd, .link = former != NULL ? &former->hier.link : NULL,
 	};
 	int *ranks = malloc((size_t)roster->size * sizeof(int));
 
@@ -244,7 +244,8 @@ static ddp_status build_world(ddp_roster *roster, world_exchange *exchanger, int
 	return status;
 }
 
-ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, ddp_comm **comm)
+ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, const ddp_comm *former,
+                          ddp_comm **comm)
 {
 	world_exchange exchanger = { wireup, ddp_now_ns() + (uint64_t)timeout_ms * 1000000 };
 	ddp_segment_offer mine = { .fd = -1 };
@@ -261,7 +262,7 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 	else
 		status = find_nodes(roster, &exchanger, &mine, &fd);
 	if (status == DDP_OK)
-		status = build_world(roster, &exchanger, fd, timeout_ms, comm);
+		status = build_world(roster, &exchanger, fd, timeout_ms, former, comm);
 	if (fd >= 0 && fd != mine.fd)
 		close(fd);
 	if (mine.fd >= 0)
