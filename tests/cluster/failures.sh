@@ -12,7 +12,7 @@ nodes=${FAILURES_NODES:-5} own=/run/slurm-ddp/failures-$$ place=
 grep -qs '^#define HAVE_UCX 1' "$build/config.h" || skip_all "libddp is built without UCX"
 trap '"$source/slurm/cluster" stop --dir "$own" >/dev/null 2>&1' EXIT
 trap 'keep_hung "the whole test"; exit 124' TERM
-check "a cluster of $nodes nodes starts" "$source/slurm/cluster" start --dir "$own" --nodes $nodes --for $$ \
+check "a cluster of $nodes nodes starts" "$source/slurm/cluster" start --dir "$own" --nodes "$nodes" --for $$ \
 	--plugin "$build/spank/.libs/spank_ddp.so"
 [ "$status" = 0 ] || { done_testing; exit; }
 cluster=$own place=$own/work/failures
