@@ -10,11 +10,14 @@
 #include "comm/agree.h"
 #include "comm/core/comm.h"
 #include "comm/core/fingerprint.h"
+#include "comm/core/liveness.h"
 #include "comm/host.h"
 #include "comm/request.h"
 
 /* The thread pauses for so long between two rounds of questions. */
 enum { PAUSE_MIN_US = 20, PAUSE_MAX_US = 500 };
+/* It looks so often after the node's ranks, and what a rank did before it died gets so long to end. */
+enum { LOOK_NS = 10000000, LAST_WORK_NS = 100000000 };
 
 struct ddp_follower {
 	ddp_comm *comm;
@@ -26,6 +29,7 @@ struct ddp_follower {
 	uint64_t collectives; /* issued so far */
 	bool stopping, aborted;
 	bool stopped;   /* there is no thread any more */
+	uint64_t looked_ns, died_ns; /* the last look; when a rank was seen dead, 0: none since an operation has ended */
 	ddp_comm *twin; /* for a backend that does not compare */
 };
 
@@ -145,6 +149,32 @@ static void check_deadline(struct ddp_follower *f)
 	                     ddp_rank_text(f->comm, f->comm->rank), text, timeout_ms);
 }
 
+/* The backend may wait for ever for a rank of this node that has died. Those of other nodes are the network's to notice. */
+static void check_node(struct ddp_follower *f)
+{
+	ddp_comm *comm = f->comm;
+	const uint64_t now = ddp_now_ns();
+	char text[128];
+
+	if (f->aborted || now - f->looked_ns < LOOK_NS)
+		return;
+	f->looked_ns = now;
+	for (int i = 0; i < comm->node.size; i++) {
+		const int rank = comm->node.ranks[i];
+		const ddp_peer *peer = &comm->roster->peers[comm->topology.world_ranks[rank]];
+		if (i == comm->node.self || ddp_peer_alive(peer) || atomic_load(&comm->node.shared->ranks[i].left) != 0)
+			continue;
+		if (f->died_ns == 0)
+			f->died_ns = now;
+		if (now - f->died_ns < LAST_WORK_NS)
+			return;
+		ddp_collective_describe(&f->head->operation, text, sizeof(text));
+		(void)ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s died (pid %lld), in %s", ddp_rank_text(comm, rank),
+		                     (long long)peer->pid, text);
+		return;
+	}
+}
+
 /* Nobody will ever come to end what is open. */
 static void abort_if_useless(struct ddp_follower *f)
 {
@@ -171,8 +201,12 @@ static void *follow(void *argument)
 		end_comparisons(f);
 		ddp_request *complete = take_complete(f, &status);
 		check_deadline(f);
-		if (complete == NULL)
+		if (complete == NULL) {
+			check_node(f);
 			abort_if_useless(f);
+		} else {
+			f->died_ns = 0;
+		}
 		pthread_mutex_unlock(&f->lock);
 		if (complete != NULL) {
 			/* Why it was aborted is told better than that it was. */

@@ -236,7 +236,7 @@ static bool said_yes(const ddp_star_link *link)
 static ddp_status join_leaders(struct centre *centre, const int *leaders, const int *members, uint64_t deadline_ns)
 {
 	const int world_size = centre->base.job->world_size;
-	unsigned char (*joins)[DDP_FRAME_SMALL_MAX] = calloc((size_t)world_size, sizeof(*joins));
+	unsigned char (*joins)[DDP_FRAME_SMALL_MAX] = calloc((uint32_t)world_size, sizeof(*joins));
 	const size_t bytes = DDP_FRAME_HEADER_BYTES + sizeof(ddp_segment_offer);
 
 	if (joins == NULL)

@@ -99,12 +99,13 @@ status_is 3 "and so does running something on it"
 # ended_at SIGNAL FILE
 ended_at()
 {
-	"$tool" start --dir $one --nodes 2 --no-plugin >/dev/null 2>&1 &
+	"$tool" start --dir $one --nodes 2 --no-plugin >"$work/start" 2>&1 &
 	starting=$!
 	until [ -e "$2" ] || [ -L "$2" ] || ! kill -0 $starting 2>/dev/null; do :; done
 	kill "-$1" $starting
 	wait $starting 2>/dev/null
 	status=$?
+	output=$(cat "$work/start")
 }
 for moment in '' /mark /settings /pid /head.pid /n1.pid; do
 	ended_at KILL $one$moment

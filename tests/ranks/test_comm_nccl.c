@@ -298,6 +298,28 @@ static int lose_a_rank(ddp_comm *comm, void *argument)
 TEST_RUNS(a_rank_that_died_is_named_and_left_out,
           RUN_WORLD(.ranks = test_on_gpu() ? 2 : 3, .timeout_ms = 20000, .body = lose_a_rank, .expect_deaths = true));
 
+/* All ranks have issued what never ends then. */
+static int lose_a_rank_of_an_operation(ddp_comm *comm, void *argument)
+{
+	ddp_request *request;
+	on_device d;
+
+	test_nccl_set_up(&d, comm);
+	test_nccl_sum_once(&d);
+	atomic_store(&d.nccl->stuck, true);
+	const ddp_operation c = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	CHECK_OK(ddp_issue(comm, &c, &request));
+	if (d.rank == 1) {
+		usleep(200000);
+		kill(getpid(), SIGKILL);
+	}
+	CHECK_FAILS(ddp_wait(request), DDP_ERR_PEER, "rank 1 on");
+	return 0;
+}
+
+TEST_RUNS_IF(!test_on_gpu(), a_rank_that_died_in_an_operation_is_named,
+             RUN_WORLD(.ranks = 3, .timeout_ms = 20000, .body = lose_a_rank_of_an_operation, .expect_deaths = true));
+
 static int lose_the_network(ddp_comm *comm, void *argument)
 {
 	on_device d;
