@@ -23,7 +23,7 @@ dist-hook:
 		link_probe$(EXEEXT) record_probe$(EXEEXT)
 
 # A test that hangs ends as a failure.
-TEST_SECONDS = 180
+TEST_SECONDS = 300
 LOG_COMPILER = $(top_srcdir)/tests/support/tap
 AM_LOG_FLAGS = $(TEST_SECONDS)
 LOG_DRIVER = env AM_TAP_AWK='$(AWK)' $(SHELL) $(top_srcdir)/build-aux/tap-driver.sh --comments
