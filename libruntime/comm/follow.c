@@ -29,7 +29,7 @@ struct ddp_follower {
 	uint64_t collectives; /* issued so far */
 	bool stopping, aborted;
 	bool stopped;   /* there is no thread any more */
-	uint64_t looked_ns, died_ns; /* the last look; when a rank was seen dead, 0: none since an operation has ended */
+	uint64_t looked_ns, died_ns; /* the last look; when a rank was seen dead, 0: none since a collective has ended */
 	ddp_comm *twin; /* for a backend that does not compare */
 };
 
@@ -153,6 +153,7 @@ static void check_deadline(struct ddp_follower *f)
 static void check_node(struct ddp_follower *f)
 {
 	ddp_comm *comm = f->comm;
+	const ddp_request *first = first_collective(f);
 	const uint64_t now = ddp_now_ns();
 	char text[128];
 
@@ -162,13 +163,15 @@ static void check_node(struct ddp_follower *f)
 	for (int i = 0; i < comm->node.size; i++) {
 		const int rank = comm->node.ranks[i];
 		const ddp_peer *peer = &comm->roster->peers[comm->topology.world_ranks[rank]];
-		if (i == comm->node.self || ddp_peer_alive(peer) || atomic_load(&comm->node.shared->ranks[i].left) != 0)
+		const ddp_node_rank *lines = &comm->node.shared->ranks[i];
+		if (i == comm->node.self || ddp_peer_alive(peer) || atomic_load(&lines->left) != 0 ||
+		    (first == NULL && atomic_load(&lines->ending) != 0))
 			continue;
 		if (f->died_ns == 0)
 			f->died_ns = now;
 		if (now - f->died_ns < LAST_WORK_NS)
 			return;
-		ddp_collective_describe(&f->head->operation, text, sizeof(text));
+		ddp_collective_describe(&(first != NULL ? first : f->head)->operation, text, sizeof(text));
 		(void)ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s died (pid %lld), in %s", ddp_rank_text(comm, rank),
 		                     (long long)peer->pid, text);
 		return;
@@ -204,7 +207,7 @@ static void *follow(void *argument)
 		if (complete == NULL) {
 			check_node(f);
 			abort_if_useless(f);
-		} else {
+		} else if (!is_p2p(complete)) {
 			f->died_ns = 0;
 		}
 		pthread_mutex_unlock(&f->lock);

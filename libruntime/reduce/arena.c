@@ -79,10 +79,14 @@ float *ddp_arena_home(const ddp_arena *arena)
 /* The memory at the program's address becomes this rank's own. Its content is lost. */
 static ddp_status leave(ddp_comm *comm, ddp_arena *arena)
 {
+	ddp_status status = DDP_OK;
+
 	if (arena->home != NULL)
 		ddp_mem_free(comm, arena->data);
-	else if (!arena->own && ddp_host_detach(comm, arena->data) != DDP_OK)
-		return DDP_ERR_NOMEM;
+	else if (!arena->own)
+		status = ddp_host_detach(comm, arena->data);
+	if (status != DDP_OK)
+		return status;
 	arena->data = ddp_arena_home(arena);
 	arena->home = NULL;
 	arena->own = true;

@@ -508,12 +508,29 @@ static ddp_status write_part(const move *m, int rank, int part)
 static ddp_status pass_on(const move *m, int rank, float *values, int64_t count)
 {
 	const int own = ddp_comm_rank(m->model->comm), holder = m->holders[rank];
+	const ddp_operation message = { .kind = own == rank ? DDP_RECV : DDP_SEND, .type = DDP_F32, .count = (size_t)count,
+	                                .send = values, .recv = values, .root = own == rank ? holder : rank,
+	                                .tag = ddp_match_own_tag(DDP_BUDDY_NUMBER) };
+	ddp_request *request;
 
-	if (holder == rank)
+	if (holder == rank || (own != rank && own != holder))
 		return DDP_OK;
-	if (own == holder)
-		return ddp_send(m->model->comm, values, (size_t)count, DDP_F32, rank, 0);
-	return own == rank ? ddp_recv(m->model->comm, values, (size_t)count, DDP_F32, holder, 0) : DDP_OK;
+	ddp_status status = ddp_comm_issue_own(m->model->comm, &message, &request);
+	return status == DDP_OK ? ddp_wait(request) : status;
+}
+
+/* A newcomer takes its own cut of the arenas for the one that the other ranks had. */
+static ddp_status check_same_cut(const move *m)
+{
+	int64_t sum = m->shards->ranks, ends[2];
+
+	for (int u = 0; u < m->shards->count; u++)
+		sum = (sum * 1000003 + m->shards->list[u].end) & INT64_MAX >> 21;
+	ends[0] = sum;
+	ends[1] = -sum;
+	ddp_status status = ddp_all_reduce(m->model->comm, NULL, ends, 2, DDP_I64, DDP_MIN);
+	return status != DDP_OK || ends[0] == -ends[1] ? status
+		: ddp_fail(DDP_ERR_STATE, "ranks that join cut the optimizer's state into other shards than the ranks that stayed");
 }
 
 static ddp_status hand_over_part(const move *m, int rank, int part)
@@ -542,6 +559,8 @@ ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model, const 
 	m.values = malloc(((size_t)m.shards->most + 1) * sizeof(*m.values));
 	ddp_status status = m.values != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the optimizer's state");
 	status = ddp_comm_agree(model->comm, status, "take up the shards of lost ranks");
+	if (status == DDP_OK)
+		status = check_same_cut(&m);
 	for (int rank = 0; rank < m.shards->ranks && status == DDP_OK; rank++) {
 		for (int part = 0; part <= model->optim.state_count && status == DDP_OK; part++)
 			status = hand_over_part(&m, rank, part);

@@ -257,7 +257,7 @@ static ddp_status take_states(const ddp_model *former, ddp_model *model, const i
 	return ddp_buddy_settle(model);
 }
 
-/* The optimizer's memory is the model's, and what a device has for a step. */
+/* The model keeps the optimizer's memory, and what a device has for a step. */
 static void spare_memory(ddp_model *former, const ddp_model *model)
 {
 	former->results = NULL;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/join.h"
 
+#include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -47,28 +49,50 @@ static ddp_status give(const joining *j, float *values, int64_t count)
 	return status;
 }
 
+/* The new pages come here, as a lack of memory is an error here and would be a signal later. Linux before 5.14 cannot. */
+static ddp_status make_pages(float *from, size_t count)
+{
+#ifdef MADV_POPULATE_WRITE
+	const size_t before = (uintptr_t)from % ddp_system_page_bytes(), bytes = before + count * sizeof(float);
+
+	if (madvise((char *)from - before, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL)
+		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "no memory for %zu bytes of the model in the ranks' new world", bytes);
+#else
+	(void)from;
+	(void)count;
+#endif
+	return DDP_OK;
+}
+
 /* The pages of the new world's gradients come, and those of the former ones go, which no rank needs any more. */
-static void move_grads(const joining *j, int64_t at, size_t count)
+static ddp_status move_grads(const joining *j, int64_t at, size_t count)
 {
 	const ddp_arena *former = &j->model->grads_memory;
 	const size_t page = ddp_system_page_bytes();
 
+	ddp_status status = make_pages(j->grads + at, count);
+	if (status != DDP_OK)
+		return status;
 	memset(j->grads + at, 0, count * sizeof(float));
 	/* Otherwise all go at the end. */
 	(void)madvise(former->data + at, count * sizeof(float) / page * page, former->own ? MADV_DONTNEED : MADV_REMOVE);
+	return DDP_OK;
 }
 
 /* Does what takes a rank about as long as to read and write its arenas, while the network is busy. A rank that has stayed
    copies its parameters to the new world's memory. */
-static void move_beside(const joining *j, int64_t at, size_t count)
+static ddp_status move_beside(const joining *j, int64_t at, size_t count)
 {
 	const ddp_model *model = j->model;
 	const int64_t left = model->layout.elements - at;
+	ddp_status status = DDP_OK;
 
 	if (j->params != NULL && !j->comes)
+		status = make_pages(j->params + at, count);
+	if (status == DDP_OK && j->params != NULL && !j->comes)
 		memcpy(j->params + at, model->params + at, count * sizeof(float));
-	if (j->grads != NULL && left > 0)
-		move_grads(j, at, left < (int64_t)count ? (size_t)left : count);
+	return status == DDP_OK && j->grads != NULL && left > 0
+		? move_grads(j, at, left < (int64_t)count ? (size_t)left : count) : status;
 }
 
 /* What the owners of shards update comes with the shards. */
@@ -78,7 +102,7 @@ static ddp_status give_params(const joining *j)
 	ddp_status status = DDP_OK;
 
 	if (first > 0)
-		move_beside(j, 0, (size_t)first);
+		status = move_beside(j, 0, (size_t)first);
 	for (int64_t at = first; at < all && status == DDP_OK; at += AT_ONCE) {
 		const size_t now = (size_t)(all - at < AT_ONCE ? all - at : AT_ONCE);
 		const ddp_operation sent = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = j->root, .count = now,
@@ -87,8 +111,9 @@ static ddp_status give_params(const joining *j)
 		status = ddp_issue(j->comm, &sent, &request);
 		if (status != DDP_OK)
 			return status;
-		move_beside(j, at, now);
+		const ddp_status moved = move_beside(j, at, now);
 		status = ddp_wait(request);
+		status = status == DDP_OK ? moved : status;
 	}
 	return status;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/level.h"
 
+#include "comm/agree.h"
 #include "reduce/model_state.h"
 #include "reduce/step.h"
 #include "reduce/survival.h"
@@ -96,12 +97,19 @@ ddp_status ddp_level_with(ddp_model *model, ddp_comm *left, const ddp_survivor *
 	return status == DDP_OK ? end_alike(model, left, root, steps) : status;
 }
 
-ddp_status ddp_level_resume(ddp_model *model, bool learned)
+ddp_status ddp_level_resume(ddp_model *model, bool learned, bool clears)
 {
 	if (model->strategy->discard != NULL)
 		model->strategy->discard(model);
 	ddp_rows_discard(&model->rows);
-	ddp_status status = ddp_on_device_forget(model);
+	/* A device may fail on this rank alone. */
+	ddp_status status = clears ? ddp_arena_clear(&model->grads_memory, 0, model->layout.elements) : DDP_OK;
+	if (status == DDP_OK)
+		status = ddp_on_device_forget(model);
+	if (model->place.device != NULL)
+		status = ddp_comm_agree(model->comm, status, "clear its memory");
+	if (status != DDP_OK)
+		return status;
 	/* If a rank has missed what was learned, the next step is learned from. */
 	model->uses.learned = model->uses.learned && learned;
 	ddp_step_reset(model);
@@ -113,5 +121,5 @@ ddp_status ddp_level_resume(ddp_model *model, bool learned)
 		ddp_model_round_all(model);
 	ddp_watch_begin_step(model->context->watch, model->steps + 1, model->plan.count);
 	ddp_watch_go_on(model->context->watch);
-	return status;
+	return DDP_OK;
 }

@@ -220,7 +220,8 @@ void ddp_survival_go_back(ddp_model *model, int64_t steps)
 	model->largest = survival->now.largest;
 	model->weight_sum = survival->now.weight_sum;
 	model->summary = survival->now.summary;
-	memcpy(model->uses.missed, survival->now.missed, (size_t)model->layout.count * sizeof(*model->uses.missed));
+	if (survival->now.missed != NULL)
+		memcpy(model->uses.missed, survival->now.missed, (size_t)model->layout.count * sizeof(*model->uses.missed));
 }
 
 void ddp_survival_note(ddp_model *model, int64_t epoch, int64_t samples)

@@ -114,9 +114,7 @@ static ddp_status fit(ddp_model *model, ddp_loader *loader, ddp_comm *left, cons
 	ddp_status status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
 	if (status == DDP_OK)
 		status = ddp_model_refit(model, left, ddp_buddy_holders(model));
-	if (status == DDP_OK)
-		status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
-	return status == DDP_OK ? ddp_level_resume(model, learned) : status;
+	return status == DDP_OK ? ddp_level_resume(model, learned, true) : status;
 }
 
 static bool all_able(const ddp_survivor *all, int ranks)
@@ -327,7 +325,7 @@ static ddp_status join_with(ddp_model *model, ddp_loader *loader, ddp_comm *worl
 	if (status != DDP_OK)
 		return status;
 	note_place(model, loader);
-	return ddp_level_resume(model, learned);
+	return ddp_level_resume(model, learned, false);
 }
 
 /* Meets all ranks of the generation in a new world, and brings newcomers to the step of the others. While it does so, a

@@ -17,7 +17,7 @@ struct record {
 	int32_t rank, world_size, local_rank, local_world_size, node_rank, nnodes;
 };
 
-static const char magic[8] = "ddpjob1";
+static const char magic[8] = "ddpjob2";
 
 /* ---- who is wrong where ranks differ ------------------------------------------------------- */
 

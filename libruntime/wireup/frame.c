@@ -20,8 +20,7 @@ static uint32_t get32(const unsigned char *from)
 	return le32toh(value);
 }
 
-/* The largest payload of a kind; -1 for what is no kind. */
-static int64_t payload_limit(uint32_t kind, int world_size)
+int64_t ddp_frame_limit(uint32_t kind, int world_size)
 {
 	switch (kind) {
 	case DDP_FRAME_BLOB: return DDP_BLOB_MAX;
@@ -42,7 +41,7 @@ static ddp_status read_header(ddp_frame_reader *reader)
 	reader->kind = get32(reader->header);
 	reader->sequence = get32(reader->header + 4);
 	reader->bytes = le64toh(bytes);
-	const int64_t limit = payload_limit(reader->kind, reader->world_size);
+	const int64_t limit = ddp_frame_limit(reader->kind, reader->world_size);
 	if (limit < 0 || reader->bytes > (uint64_t)limit)
 		return ddp_fail(DDP_ERR_FORMAT, "a wire-up message of kind %u with %llu bytes is not possible",
 		                reader->kind, (unsigned long long)reader->bytes);

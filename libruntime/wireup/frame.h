@@ -30,6 +30,9 @@ enum ddp_frame_kind {
 };
 enum { DDP_FRAME_HEADER_BYTES = 16, DDP_FRAME_TEXT_MAX = 1023 };
 
+/* The largest payload of a kind; -1 for what is no kind. */
+int64_t ddp_frame_limit(uint32_t kind, int world_size);
+
 typedef struct ddp_frame_reader {
 	int world_size; /* bounds the payload */
 	unsigned char header[DDP_FRAME_HEADER_BYTES];

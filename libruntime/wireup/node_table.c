@@ -37,7 +37,7 @@ bool ddp_node_table_write(const ddp_node_table *table, const void *blobs, size_t
 		return false;
 	for (size_t done = 0; done < bytes;) {
 		const ssize_t written = pwrite(table->fd, (const char *)blobs + done, bytes - done, (off_t)(START + done));
-		if (written <= 0 && errno != EINTR)
+		if (written == 0 || (written < 0 && errno != EINTR))
 			return false;
 		done += written > 0 ? (size_t)written : 0;
 	}

@@ -26,7 +26,7 @@
 enum {
 	UNPROVEN_MIN = 64,       /* connections that may be trying to prove the key at once */
 	DESCRIPTORS_SPARE = 256, /* for whatever else the process has open */
-	/* From so many bytes for each rank on, ranks of a node share them. Below, the few frames more are not worth it. */
+	/* Ranks of a node share a table of so many bytes or more. Below, the few frames more are not worth it. */
 	SHARED_BYTES = 16384
 };
 

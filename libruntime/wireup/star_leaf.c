@@ -517,6 +517,8 @@ static ddp_status read_last_frame(struct leaf *leaf, ddp_frame_reader *reader, u
 	for (;;) {
 		ddp_status status = read_frame(leaf, reader, deadline_ns);
 		const bool all = reader->kind == DDP_FRAME_ALL;
+		if (status == DDP_OK && reader->kind != DDP_FRAME_ERROR && reader->sequence != leaf->sequence)
+			return wrong_frame(leaf, reader);
 		if (status != DDP_OK ||
 		    (reader->kind != DDP_FRAME_ASK && reader->kind != DDP_FRAME_JOIN && !(all && leaf->table.leads)))
 			return status;
@@ -537,6 +539,8 @@ static ddp_status read_table(const struct leaf *leaf, const ddp_frame_reader *re
 		return wrong_frame(leaf, reader);
 	memcpy(&bytes, reader->payload, sizeof(bytes));
 	bytes = le64toh(bytes);
+	if (bytes > (uint64_t)ddp_frame_limit(DDP_FRAME_ALL, leaf->base.job->world_size))
+		return wrong_frame(leaf, reader);
 	ddp_status status = ddp_node_table_read(&leaf->table, bytes, &payload);
 	if (status != DDP_OK)
 		return status;
@@ -549,9 +553,9 @@ static ddp_status read_answer(struct leaf *leaf, const ddp_frame_reader *reader,
 {
 	if (reader->kind == DDP_FRAME_ERROR)
 		return ddp_frame_raise_error(reader->payload, reader->bytes);
-	if (reader->sequence == leaf->sequence && reader->kind == DDP_FRAME_READ)
+	if (reader->kind == DDP_FRAME_READ)
 		return read_table(leaf, reader, blobs, sizes);
-	if (reader->sequence != leaf->sequence || reader->kind != DDP_FRAME_ALL)
+	if (reader->kind != DDP_FRAME_ALL)
 		return wrong_frame(leaf, reader);
 	return ddp_frame_unpack_all(reader->payload, reader->bytes, leaf->base.job->world_size, blobs, sizes);
 }

@@ -208,15 +208,21 @@ static ddp_status check_silence(ddp_star *star)
 static ddp_status fail_late(const ddp_star *star, uint64_t start_ns)
 {
 	const ddp_job *job = star->wireup->job;
-	bool sends = false;
+	bool sends = false, answers = false;
 	char list[DDP_MISSING_BYTES];
 
-	for (int r = 1; r < job->world_size; r++)
+	for (int r = 1; r < job->world_size; r++) {
 		sends |= star->ranks[r]->awaited == DDP_FRAME_BLOB;
+		/* Whose frame is as small has been asked something. */
+		answers |= star->ranks[r]->awaited != 0 && star->ranks[r]->bytes <= DDP_FRAME_SMALL_MAX;
+	}
 	ddp_star_list_missing(star, list, sizeof(list));
 	if (sends)
 		ddp_fail(DDP_ERR_TIMEOUT, "%s came to rank 0 on %s, but sent no data within %.1f s", list, job->hostname,
 		         ddp_seconds_since(start_ns));
+	else if (answers)
+		ddp_fail(DDP_ERR_TIMEOUT, "%s did not answer rank 0 on %s within %.1f s about the memory of the node's ranks", list,
+		         job->hostname, ddp_seconds_since(start_ns));
 	else
 		ddp_fail(DDP_ERR_TIMEOUT, "%s did not take the data of all ranks from rank 0 on %s within %.1f s", list,
 		         job->hostname, ddp_seconds_since(start_ns));

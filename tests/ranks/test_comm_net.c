@@ -424,7 +424,7 @@ TEST(rank_that_closes_is_answered)
 #if ADDRESS_SANITIZER
 /* UCX loses memory of its own where the other end dies so early. */
 const char *__lsan_default_suppressions(void);
-__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void) { return "leak:ucs_calloc"; }
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void) { return "leak:libucs.so"; }
 #endif
 
 enum { CONNECTING = 6, ROUNDS = 50, LATEST_US = 25000 };
