@@ -22,6 +22,7 @@
 #include "tests/support/folder.h"
 #include "tests/support/model_side.h"
 #include "tests/support/options.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/test.h"
 #include "tests/support/training.h"
 
@@ -633,11 +634,17 @@ enum { WORLDS = sizeof(worlds) / sizeof(worlds[0]), SHARDED = 4 };
 
 TEST(one_rank_dies_at_each_point)
 {
+	int turn = 0;
+
 	for (int w = 0; w < WORLDS; w++) {
 		/* The ways are: shared memory; that and the network; the network. Others differ in little. */
 		const bool all = w == 0 || worlds[w].node_of == node_by_node || worlds[w].node_of == four_nodes ||
 		                 ((worlds[w].buddy || worlds[w].device) && worlds[w].node_of == NULL);
+		/* Under a sanitizer each point comes in every other one of these. */
+		turn += all;
 		for (point where = all ? BEFORE : UPDATE; where <= (all ? EVALUATING : AFTER); where++) {
+			if (SANITIZER && all && (turn + (int)where) % 2 != 0)
+				continue;
 			/* Rank 0 writes checkpoints. */
 			const int victim = where == SAVING ? 0 : (w + (int)where) % worlds[w].ranks;
 			survive(&worlds[w], 1u << victim, where, 0, false);
