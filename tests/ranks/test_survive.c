@@ -640,10 +640,10 @@ TEST(one_rank_dies_at_each_point)
 		/* The ways are: shared memory; that and the network; the network. Others differ in little. */
 		const bool all = w == 0 || worlds[w].node_of == node_by_node || worlds[w].node_of == four_nodes ||
 		                 ((worlds[w].buddy || worlds[w].device) && worlds[w].node_of == NULL);
-		/* Under a sanitizer each point comes in every other one of these. */
+		/* Under a sanitizer each point comes in every third one of these. */
 		turn += all;
 		for (point where = all ? BEFORE : UPDATE; where <= (all ? EVALUATING : AFTER); where++) {
-			if (SANITIZER && all && (turn + (int)where) % 2 != 0)
+			if (SANITIZER && all && (turn + (int)where) % 3 != 0)
 				continue;
 			/* Rank 0 writes checkpoints. */
 			const int victim = where == SAVING ? 0 : (w + (int)where) % worlds[w].ranks;
