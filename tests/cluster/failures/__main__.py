@@ -6,6 +6,7 @@ comes back, so that a training survives as many of these as it has spares. There
 other, and all nodes come back in between. It runs as root on the cluster's head; tests/cluster/failures.sh starts it."""
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -93,6 +94,10 @@ class Soak:
         self.whole = training.result()
         if self.whole[0] == "no file":
             raise Wrong("a training without failures has left no checkpoint of its last step")
+        # The file begins as zeros, which would agree with the zeros of every other training.
+        for step, loss in enumerate(self.whole[1], 1):
+            if loss == 0 or not math.isfinite(loss):
+                raise Wrong(f"a training without failures has left {loss!r} as the loss of step {step}")
 
     # ---- one training --------------------------------------------------------------------
 
