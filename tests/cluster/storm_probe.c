@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* storm_probe: a training with checkpoints, which tests/cluster/storm.py hurts.
+/* storm_probe: a training with checkpoints, which tests/cluster/storm and tests/cluster/failures hurt.
 
      storm_probe DIR STATE [ACTION RANK NUMBER]
 
