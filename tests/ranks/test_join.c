@@ -240,8 +240,8 @@ static const kind kinds[] = {
 	{ "shards on two nodes", 4, node_by_node, DDP_SHARD_STATE, DDP_COMPRESS_NONE, 1, .buddy = true },
 	{ "shards on a node", 4, NULL, DDP_SHARD_STATE, DDP_COMPRESS_NONE, 1, .buddy = true },
 	{ "gradients' shards on a node", 3, NULL, DDP_SHARD_GRADIENTS, DDP_COMPRESS_NONE, 2, .scaled = true, .buddy = true },
-	{ "gradients' shards on two nodes, an own loop", 4, node_by_node, DDP_SHARD_GRADIENTS, DDP_COMPRESS_NONE, 1, .own_loop = true,
-	  .buddy = true, .late = true },
+	{ "gradients' shards on two nodes, an own loop", 4, node_by_node, DDP_SHARD_GRADIENTS, DDP_COMPRESS_NONE, 1,
+	  .own_loop = true, .buddy = true, .late = true },
 	{ "one node, f16, an own loop", 4, NULL, DDP_SHARD_NONE, DDP_COMPRESS_F16, 2, .scaled = true, .own_loop = true },
 };
 /* Of these, each rank keeps the only copy of its shard, except for its buddy: the buddy of rank r is r ^ 2 on two
