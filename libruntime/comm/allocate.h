@@ -10,6 +10,6 @@ ddp_status ddp_host_free(ddp_comm *comm, void *memory);
 /* The same, but each page comes when it is first used, and the process ends by a signal if there is none then. */
 ddp_status ddp_host_alloc_late(ddp_comm *comm, size_t bytes, void **memory);
 
-/* In the place of memory of ddp_host_alloc(), which is freed, there is zeroed memory of this rank alone: the caller unmaps
-   it, in whole pages. */
+/* In the place of memory of ddp_host_alloc(), which is freed, there is zeroed memory of this rank alone: the caller
+   unmaps it, in whole pages. */
 ddp_status ddp_host_detach(ddp_comm *comm, void *memory);

@@ -149,7 +149,8 @@ static void check_deadline(struct ddp_follower *f)
 	                     ddp_rank_text(f->comm, f->comm->rank), text, timeout_ms);
 }
 
-/* The backend may wait for ever for a rank of this node that has died. Those of other nodes are the network's to notice. */
+/* The backend may wait for ever for a rank of this node that has died. Those of other nodes are the network's to
+   notice. */
 static void check_node(struct ddp_follower *f)
 {
 	ddp_comm *comm = f->comm;

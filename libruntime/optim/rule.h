@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rule: what an optimizer is. Each has a rule, in a file of its own or beside its like, and a row in the table at the end. */
+/* rule: what an optimizer is. Each has a rule, in a file of its own or beside its like, and a row in the table at the
+   end. */
 #pragma once
 
 #include "optim/optim.h"

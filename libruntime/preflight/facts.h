@@ -57,8 +57,8 @@ const char *preflight_gpu_device(void);
    time. What it does not tell stays unknown. */
 void preflight_gpu_read(struct preflight_facts *facts);
 
-/* ---- which ddp-preflight each rank runs. What ranks measure they send to each other as it lies in memory, so a rank of
-   another release, or of a machine with other words, is named before anything else is sent. ---- */
+/* ---- which ddp-preflight each rank runs. What ranks measure they send to each other as it lies in memory, so a rank
+   of another release, or of a machine with other words, is named before anything else is sent. ---- */
 
 enum { PREFLIGHT_RELEASE_WORD = 64, PREFLIGHT_RELEASE_TEXT = 384 };
 

@@ -7,8 +7,8 @@
 #include "preflight/judge_links.h"
 #include "preflight/judge_ranks.h"
 
-/* ---- latency and bandwidth between two nodes, and the distance of their clocks, by messages between the first ranks of
-   both ---- */
+/* ---- latency and bandwidth between two nodes, and the distance of their clocks, by messages between the first ranks
+   of both ---- */
 
 /* Buffers for the measurements of one rank. */
 struct preflight_lines;

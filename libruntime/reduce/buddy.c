@@ -420,9 +420,10 @@ static ddp_status check_fitted(const ddp_comm *left, const ddp_survivor *all)
 	return DDP_OK;
 }
 
-/* The owner of a shard is lost, and its buddy is to have a copy of it. *least becomes the step of that copy, if it is less. */
-static ddp_status find_copy(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int rank, int64_t steps,
-                            int64_t *least)
+/* The owner of a shard is lost, and its buddy is to have a copy of it. *least becomes the step of that copy, if it is
+   less. */
+static ddp_status find_copy(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int rank,
+                            int64_t steps, int64_t *least)
 {
 	const ddp_buddy *b = model->buddy;
 	const int holder = rank_left(model, left, all, b->buddies[rank]);
@@ -557,7 +558,8 @@ ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model, const 
 
 	m.same = model->buddy != NULL && m.shards->ranks == model->units.ranks;
 	m.values = malloc(((size_t)m.shards->most + 1) * sizeof(*m.values));
-	ddp_status status = m.values != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the optimizer's state");
+	ddp_status status = m.values != NULL ? DDP_OK
+	                                     : ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the optimizer's state");
 	status = ddp_comm_agree(model->comm, status, "take up the shards of lost ranks");
 	if (status == DDP_OK)
 		status = check_same_cut(&m);

@@ -36,13 +36,13 @@ void ddp_buddy_keep(ddp_model *model, int u, int64_t kept, int64_t step);
 
 /* After a failure: the last step of which this rank has all copies that it is to have. Ends what is under way. */
 int64_t ddp_buddy_copied(ddp_model *model);
-/* *steps, the last step that one of the ranks has ended, becomes the step that they can all take up. `left` are the ranks
-   that are left, and newcomers, if there are some: all[left's size] tells. DDP_ERR_STATE, on all that are left alike: a
-   shard and its copy are lost. */
+/* *steps, the last step that one of the ranks has ended, becomes the step that they can all take up. `left` are the
+   ranks that are left, and newcomers, if there are some: all[left's size] tells. DDP_ERR_STATE, on all that are left
+   alike: a shard and its copy are lost. */
 ddp_status ddp_buddy_find_step(ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int64_t *steps);
 /* [former ranks]: the rank of `left` that then has the shard of each former rank. NULL: there are no copies. */
 const int *ddp_buddy_holders(const ddp_model *model);
-/* All are at that step, and `model` is fitted to the ranks of `left`: each rank gets all parameters, and what it keeps of
-   the optimizer's state. A newcomer's `former` has no shards: they are cut as those of `model`. Collective over the
+/* All are at that step, and `model` is fitted to the ranks of `left`: each rank gets all parameters, and what it keeps
+   of the optimizer's state. A newcomer's `former` has no shards: they are cut as those of `model`. Collective over the
    model's communicator. */
 ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model, const int *holders);

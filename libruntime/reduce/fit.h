@@ -24,7 +24,7 @@ ddp_status ddp_model_join_fit(ddp_model *model);
 void ddp_model_unfit(ddp_model *model);
 
 /* Fits a model whose ranks have stopped in the middle of a step to `comm`, which has some of these ranks. Arenas stay
-   where they are, and each rank gets its part of the optimizer's state from memory that it can reach, or, unless `holders`
-   is NULL, from these ranks of `comm` (ddp_buddy_holders()). Collective over `comm`. After an error the model is as it
-   was, and the call may be repeated with fewer ranks. */
+   where they are, and each rank gets its part of the optimizer's state from memory that it can reach, or, unless
+   `holders` is NULL, from these ranks of `comm` (ddp_buddy_holders()). Collective over `comm`. After an error the model
+   is as it was, and the call may be repeated with fewer ranks. */
 ddp_status ddp_model_refit(ddp_model *model, ddp_comm *comm, const int *holders);

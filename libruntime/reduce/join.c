@@ -49,7 +49,8 @@ static ddp_status give(const joining *j, float *values, int64_t count)
 	return status;
 }
 
-/* The new pages come here, as a lack of memory is an error here and would be a signal later. Linux before 5.14 cannot. */
+/* The new pages come here, as a lack of memory is an error here and would be a signal later. Linux before 5.14
+   cannot. */
 static ddp_status make_pages(float *from, size_t count)
 {
 #ifdef MADV_POPULATE_WRITE
@@ -79,8 +80,8 @@ static ddp_status move_grads(const joining *j, int64_t at, size_t count)
 	return DDP_OK;
 }
 
-/* Does what takes a rank about as long as to read and write its arenas, while the network is busy. A rank that has stayed
-   copies its parameters to the new world's memory. */
+/* Does what takes a rank about as long as to read and write its arenas, while the network is busy. A rank that has
+   stayed copies its parameters to the new world's memory. */
 static ddp_status move_beside(const joining *j, int64_t at, size_t count)
 {
 	const ddp_model *model = j->model;

@@ -32,6 +32,6 @@ typedef struct ddp_survivor {
    ranks of this node, those that are lost. Collective over `left`. It may be repeated with fewer ranks. */
 ddp_status ddp_level_with(ddp_model *model, ddp_comm *left, const ddp_survivor *all, int root, const bool *dead);
 
-/* The model is fitted to the ranks of its communicator: it forgets the step that failed, with its gradients, unless a join
-   has brought new ones (`clears` is false). Collective on a device. */
+/* The model is fitted to the ranks of its communicator: it forgets the step that failed, with its gradients, unless a
+   join has brought new ones (`clears` is false). Collective on a device. */
 ddp_status ddp_level_resume(ddp_model *model, bool learned, bool clears);

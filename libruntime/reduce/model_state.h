@@ -41,10 +41,10 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
                           bool gives_back, ddp_arena *arena);
 void ddp_arena_close(ddp_comm *comm, ddp_arena *arena);
 
-/* The ranks of a world, `from`, meet again in another one, `to` (renewal.h), where each node's ranks then share the arena,
-   as after ddp_arena_open(). prepare() allocates the new memory, whose pages come when they are first used; *shared
-   NULL: the arena stays. Collective. move() puts that memory in the arena's place; the address that the program knows
-   stays, and the content is the new memory's. Local. */
+/* The ranks of a world, `from`, meet again in another one, `to` (renewal.h), where each node's ranks then share the
+   arena, as after ddp_arena_open(). prepare() allocates the new memory, whose pages come when they are first used;
+   *shared NULL: the arena stays. Collective. move() puts that memory in the arena's place; the address that the program
+   knows stays, and the content is the new memory's. Local. */
 ddp_status ddp_arena_prepare(ddp_comm *to, const ddp_arena *arena, float **shared);
 ddp_status ddp_arena_move(ddp_comm *from, float *shared, ddp_arena *arena);
 /* The address that the program knows. */

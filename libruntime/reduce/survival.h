@@ -9,7 +9,7 @@
 typedef struct ddp_moment {
 	int64_t steps;        /* that have ended; of the last one: */
 	ddp_step_stats stats;
-	float *buffers;       /* [layout.all - layout.buffers]: where the model is, as that step left them; NULL: there are none */
+	float *buffers;       /* [layout.all - layout.buffers]: where the model is, as that step left them; or NULL */
 	float *missed;        /* [layout.count]: see ddp_uses; NULL: no step is taken back */
 	ddp_scaler scaler;
 	double largest, weight_sum;

@@ -267,8 +267,8 @@ static ddp_status hear_stayed(ddp_model *model, const ddp_loader *loader, ddp_co
 	return ddp_all_gather(world, &own, all, sizeof(own), DDP_U8);
 }
 
-/* More ranks may have died since those that are left agreed on a step. So the last step may have to be taken back now, or
-   a shard and its copy are lost. */
+/* More ranks may have died since those that are left agreed on a step. So the last step may have to be taken back now,
+   or a shard and its copy are lost. */
 static ddp_status find_step_again(ddp_model *model, const ddp_loader *loader, ddp_comm *world, ddp_survivor *all,
                                   const int64_t done[DDP_DONE])
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The page in which a rank says what it is doing. A page has slots, and each context of the process
    (ddp_init()) writes one of its own; a program with one context writes the first, and slurm_ddp of Python
-   the last that is free. Readers make one description of all slots (spank/wire/progress_page.h). The SPANK plugin makes one
-   per task (a memfd that the task inherits; DDP_PROGRESS_FD names it) and
+   the last that is free. Readers make one description of all slots (spank/wire/progress_page.h). The SPANK plugin makes
+   one per task (a memfd that the task inherits; DDP_PROGRESS_FD names it) and
    reads it for the failure report; ddp-status reads it while the task runs.
    The reader may be root and trusts nothing here: it copies the page once,
    checks the magic and bounds every field. Without the plugin the page is

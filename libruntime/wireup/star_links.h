@@ -54,7 +54,8 @@ ddp_status ddp_star_about_missing(const ddp_star *star, ddp_status status);
 /* The error that a rank's connection has ended before its time. */
 ddp_status ddp_star_lose(const ddp_star *star, const ddp_star_link *link, const char *why);
 
-/* Says what ddp_star_converse() does with the link. The frame stays in place meanwhile. `awaited` 0: it awaits no answer. */
+/* Says what ddp_star_converse() does with the link. The frame stays in place meanwhile. `awaited` 0: it awaits no
+   answer. */
 void ddp_star_say(ddp_star_link *link, const unsigned char *frame, size_t bytes, uint32_t awaited);
 /* Sends what is to be said, and takes the awaited frames, whose payloads are then in the readers. */
 ddp_status ddp_star_converse(ddp_star *star, uint64_t deadline_ns);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A node's link to srun: one lasting connection of slurmstepd, by which each side notices that the other is gone, and
-   sends the other frames (wire/channel.h). The node beats, so that srun sees its silence (srun/links.h). The node itself
-   sees from what srun's host acknowledges how long ago srun has last heard of it (link.h).
+   sends the other frames (wire/channel.h). The node beats, so that srun sees its silence (srun/links.h). The node
+   itself sees from what srun's host acknowledges how long ago srun has last heard of it (link.h).
 
    If srun's host acknowledges nothing for STUCK_MS, the network may be away for a moment, and the kernel repeats
    packets more and more seldom. So the node opens a second connection beside the first, again and again, and the one

@@ -67,8 +67,9 @@ bool stall_judge_late(const struct stall_node *node, uint64_t now_ns, struct sta
    ranks wait for ever. False: it is not, and never will be. */
 bool stall_judge_start(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
 
-/* ---- whether stall=, watch= or python= see nothing of what a node's ranks do. A program may start for any time, so that
-   nothing is said before the times below; who sees nothing says so in time, and not only when it is too late. ---- */
+/* ---- whether stall=, watch= or python= see nothing of what a node's ranks do. A program may start for any time, so
+   that nothing is said before the times below; who sees nothing says so in time, and not only when it is too late.
+   ---- */
 
 /* Which program a task runs, says the kernel. The caller is the task's user. libc only. */
 struct program {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A node's side of stall= and slow=: looks at the pages of its ranks at intervals, and tells srun when all of them stall,
-   when one goes on, and how long each computes. It runs in the node's witness, as the user, and for the last time in
-   slurmstepd. libc only. */
+/* A node's side of stall= and slow=: looks at the pages of its ranks at intervals, and tells srun when all of them
+   stall, when one goes on, and how long each computes. It runs in the node's witness, as the user, and for the last
+   time in slurmstepd. libc only. */
 #pragma once
 
 #include <stdbool.h>

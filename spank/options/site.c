@@ -33,8 +33,8 @@ static bool parse_item(struct settings *settings, const char *item, size_t lengt
 	return true;
 }
 
-/* A site's keys of restarts, and its on-failure=continue beside restarts that the user asks for, count only where they fit
-   the user's list. Keys of the user that contradict each other, or what the site has locked, are an error. */
+/* A site's keys of restarts, and its on-failure=continue beside restarts that the user asks for, count only where they
+   fit the user's list. Keys of the user that contradict each other, or what the site has locked, are an error. */
 static bool adjust_restart(struct settings *settings, uint32_t locked, struct error *error)
 {
 	bool wanted = option_given(settings, "restart") && settings->restarts > 0;

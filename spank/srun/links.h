@@ -120,9 +120,9 @@ bool links_send(struct links *links, uint32_t node, uint32_t type, const void *p
 /* Ends the connection of a node that does not belong to the step any more. No further connection of it is taken. */
 void links_lose(struct links *links, uint32_t node);
 
-/* Ends the connections that srun itself has with a node that is lost for good, unless another node has its address. srun
-   takes an end of its I/O connection for a task's, but an error, as a node gives that has lost its power and is back, for
-   the end of the step. */
+/* Ends the connections that srun itself has with a node that is lost for good, unless another node has its address.
+   srun takes an end of its I/O connection for a task's, but an error, as a node gives that has lost its power and is
+   back, for the end of the step. */
 void links_end_srun(const struct links *links, uint32_t node);
 
 enum links_rest {

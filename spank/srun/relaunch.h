@@ -30,8 +30,8 @@ void relaunch_take_rest(uint32_t *spares, uint32_t *jobs);
    end_signal_came(). False: there are none. True: srun was not started again. */
 bool relaunch_unstarted(const struct relaunch_step *step, const struct presence *presence, const struct srun_words *given);
 
-/* ---- restart=, spare= and min-nodes=, which srun settles before the step begins. A user's that do not fit the step are
-   refused; a site's do not count then. ---- */
+/* ---- restart=, spare= and min-nodes=, which srun settles before the step begins. A user's that do not fit the step
+   are refused; a site's do not count then. ---- */
 
 struct restart_policy_facts {
 	const struct srun_words *given;

@@ -21,7 +21,7 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
    makes. */
 struct links *relay_links(void);
 
-/* Says a sentence. For the restarts (spank/restart), in the same thread. */
+/* Says a sentence. For the restarts (spank/srun/dealer.c), in the same thread. */
 void relay_say(const char *text);
 /* Messages of nodes on this generation count from now on, and none on earlier ones. */
 void relay_begin_generation(uint32_t generation);

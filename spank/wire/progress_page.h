@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank's progress page says: what the rank is doing, from the slots of all contexts of its process, as a sentence;
-   and which other rank it blames for its end. The rank may have written anything to the page, so each field is checked
-   here. Pure; slurmstepd calls it as root. */
+/* What a rank's progress page says: what the rank is doing, from the slots of all contexts of its process, as a
+   sentence; and which other rank it blames for its end. The rank may have written anything to the page, so each field
+   is checked here. Pure; slurmstepd calls it as root. */
 #pragma once
 
 #include <stdbool.h>
@@ -85,8 +85,8 @@ uint64_t progress_text_place(const struct progress_text *progress);
    #45 all_reduce f32[10] sum for 3.0 s"; nothing without a page. */
 void progress_text_add(struct sink *sink, const struct progress_text *progress);
 
-/* ---- blame: if a rank gives up because of another rank, that other rank is the cause, and the sentence begins with it.
-   It still runs, or it had ended without a report. ---- */
+/* ---- blame: if a rank gives up because of another rank, that other rank is the cause, and the sentence begins with
+   it. It still runs, or it had ended without a report. ---- */
 
 #define BLAME_NOBODY UINT32_MAX
 

@@ -158,7 +158,8 @@ static int open_file(const char *dir, const struct identity *identity, struct pu
 		return -1;
 	snprintf(name, sizeof(name), "rank-%u.start-%u.log", identity->rank, identity->restart_count + 1);
 	snprintf(stream->path, sizeof(stream->path), "%s/%u.%u/%s", dir, identity->job_id, identity->step_id, name);
-	file = openat(folder, name, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, LOG_FILE_MODE);
+	file = openat(folder, name, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC,
+	              LOG_FILE_MODE);
 	close(folder);
 	if (file < 0) {
 		error_set(error, "log=: cannot open %s: %s; name a folder that you may write to, on all nodes", stream->path,

@@ -10,9 +10,9 @@
    line of JSON: the seconds of the slowest rank and of the mean, and those of processor time
    of the mean; and rank 0's in forward, backward and ddp_model_step().
 
-   With `buddy`, the modes are a sharded step without and with buddy copies. A turn has several steps, because the copy of a
-   step travels while the next one computes. So the first step of a turn, beside which another mode's copy may travel, is
-   not told. */
+   With `buddy`, the modes are a sharded step without and with buddy copies. A turn has several steps, because the copy
+   of a step travels while the next one computes. So the first step of a turn, beside which another mode's copy may
+   travel, is not told. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

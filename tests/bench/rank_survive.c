@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One rank of recovery: trains nothing, but survives. Its steps are as quick as its model is small, so that what takes time
-   after a failure is the recovery.
+/* One rank of recovery: trains nothing, but survives. Its steps are as quick as its model is small, so that what takes
+   time after a failure is the recovery.
 
    usage, under srun: rank_survive METRICS STEPS BYTES [--die]
      BYTES   of the parameters
      --die   the last rank of the first generation dies in step 1, and the others end when they have gone on; then each
-             rank says when it came to meet the others, if it is a newcomer, and when it had gone on, by CLOCK_MONOTONIC:
-             "@ RANK came NS", "@ RANK joined NS" */
+             rank says when it came to meet the others, if it is a newcomer, and when it had gone on, by
+             CLOCK_MONOTONIC: "@ RANK came NS", "@ RANK joined NS" */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdbool.h>

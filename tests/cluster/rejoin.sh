@@ -32,7 +32,9 @@ signal() { as_user sh -c 'echo "$1 $2" >"$3"' signal "$2" "$3" "$work/at.$1"; }
 train()
 {
 	rm -rf "$work/metrics" "$work/saved" "$work/started"
-	(as_user srun "$@" --ntasks-per-node=2 "${rank[@]}" "${model[@]}" "${shards[@]}" >"$work/log" 2>&1; echo $? >"$work/status.new"; mv "$work/status.new" "$work/status") &
+	(as_user srun "$@" --ntasks-per-node=2 "${rank[@]}" "${model[@]}" "${shards[@]}" >"$work/log" 2>&1
+		echo $? >"$work/status.new"
+		mv "$work/status.new" "$work/status") &
 	training=$!
 }
 # started RANK...: the ranks whose programs were started, in order
@@ -47,7 +49,8 @@ losses() { sed -n 's/.*"step": *\([0-9]*\).*"loss": *\([^,]*\),.*/\1 \2/p' "$wor
 as_before()
 {
 	cmp "$work/saved.before/step-"*300.* "$work/saved/step-"*300.* &&
-		[ "$(comm -13 <(sort "$work/losses") <(losses | sort) | wc -l)" = 0 ] && [ "$(losses | sort -u | wc -l)" -ge $((300 - $1)) ] && [ "$(losses | sort | uniq -d | wc -l)" -le "${2:-0}" ]
+		[ "$(comm -13 <(sort "$work/losses") <(losses | sort) | wc -l)" = 0 ] &&
+		[ "$(losses | sort -u | wc -l)" -ge $((300 - $1)) ] && [ "$(losses | sort | uniq -d | wc -l)" -le "${2:-0}" ]
 }
 
 train --ddp=restart=1 -N2
@@ -69,8 +72,8 @@ prints_times 2 'all 4 ranks go on with step [0-9]+, after ' "and the ranks do"
 check "the others have kept their processes" started 0 0 1 2 3 3
 check "each step counts once, with the same loss, parameters and state" as_before 1
 
-# A node without power, and a spare, whose ranks get their shards from the other node's. A step whose copies were under way is
-# done again.
+# A node without power, and a spare, whose ranks get their shards from the other node's. A step whose copies were under
+# way is done again.
 shards=(--shard state --buddy)
 signal 2 STOP 20
 train --ddp=restart=1,spare=1,silence=2 --no-kill -N3

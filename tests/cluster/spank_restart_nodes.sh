@@ -57,7 +57,9 @@ no_fin() { ! on_node n1 ss -Htn | grep -q FIN; }
 afresh
 rm -f input
 mkfifo input
-(as_user srun --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=1 --overlap bash ./rank.sh >out 2>&1 <input; echo $? >status.new; mv status.new status) &
+(as_user srun --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=1 --overlap bash ./rank.sh >out 2>&1 <input
+	echo $? >status.new
+	mv status.new status) &
 step=$!
 exec 8>input
 up 0 3

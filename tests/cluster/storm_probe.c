@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* storm_probe: a training with checkpoints, which tests/cluster/storm.py hurts.
+/* storm_probe: a training with checkpoints, which tests/cluster/storm and tests/cluster/failures hurt.
 
      storm_probe DIR STATE [ACTION RANK NUMBER]
 
@@ -71,8 +71,9 @@ static void tell(const struct probe *p, enum place place, int64_t step)
 /* All ranks have the same loss. */
 static void note_loss(const struct probe *p, const ddp_step_stats *stats)
 {
-	if (p->losses_fd < 0 || pwrite(p->losses_fd, &stats->loss, sizeof(stats->loss), (off_t)sizeof(stats->loss) * stats->step) ==
-	    sizeof(stats->loss))
+	const off_t at = (off_t)sizeof(stats->loss) * stats->step;
+
+	if (p->losses_fd < 0 || pwrite(p->losses_fd, &stats->loss, sizeof(stats->loss), at) == sizeof(stats->loss))
 		return;
 	perror("storm_probe: the file of losses");
 	exit(EXIT_USAGE);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fake GPU: shows on a machine without one what would go wrong on one. One module stands for all
    that libddp loads of a GPU: device/cuda itself, over CUDA's runtime and driver as functions of the
-   host (runtime.c); the host's kernels on its streams (host_kernels.h); and NCCL (nccl_standin.h).
+   host (runtime.c); the host's kernels on its streams (host_task.h); and NCCL (nccl_standin.h).
    DDP_CUDA_MODULE, DDP_CUDA_KERNELS and DDP_NCCL name it.
 
    Each stream is a thread. Each piece of work starts after a random delay, and a copy has another in

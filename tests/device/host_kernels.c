@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_kernels: the host's kernels (kernels/cpu) on the streams of the fake GPU. Each function of kernels.h is one piece
-   of work, which finds its memory by fake_gpu_view(): so the GPU sees what it reads and writes, and in which order. */
+/* host_kernels: the host's kernels (kernels/cpu) on the streams of the fake GPU. Each function of kernels.h is one
+   piece of work, which finds its memory by fake_gpu_view(): so the GPU sees what it reads and writes, and in which
+   order. */
 #include <stdlib.h>
 
 #include "cpu/cpu.h"

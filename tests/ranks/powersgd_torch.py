@@ -34,7 +34,7 @@ def mix(x):
 
 
 def first_right(number, row, count):
-    """Row `row` of a matrix's first right factor, as libruntime/reduce/powersgd.c fills it."""
+    """Row `row` of a matrix's first right factor, as libruntime/reduce/strategy_powersgd.c fills it."""
     begin = mix((mix(number) + row) % 2**64)
     words = (mix((begin + i) % 2**64) for i in range(count))
     return [(sum(x >> shift & 0xffff for shift in (0, 16, 32, 48)) - 2 * 0xffff) / 0x10000 for x in words]

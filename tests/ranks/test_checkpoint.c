@@ -181,7 +181,8 @@ typedef struct leg {
 } leg;
 
 /* Sums of whole numbers are exact, so neither the number of ranks nor their order matters. */
-static ddp_status add_whole_numbers(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
+static ddp_status add_whole_numbers(void *user, ddp_model *model, const ddp_batch *batch, double *weight,
+                                    double *loss_sum)
 {
 	ddp_status status = DDP_OK;
 	float sum = 0;
@@ -323,7 +324,8 @@ static void save_what_differs(ddp_context *context)
 	if (context->job.rank == 2)
 		shift[1] += 0.25f;
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_MISMATCH);
-	CHECK(test_says("rank 2 on ") && test_says(" has other parameters than 3 of 4 ranks after step 1: its memory or processor is damaged"));
+	CHECK(test_says("rank 2 on ") &&
+	      test_says(" has other parameters than 3 of 4 ranks after step 1: its memory or processor is damaged"));
 	shift[1] = kept;
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	free_job(job);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan; takes: 10 */
-/* Where buffers lie. Input and output in one place: where MPI and NCCL allow it, results are those of buffers apart; any
-   other overlap is refused on all ranks, in words, also if one rank alone has it. And a list of buffers is as one. */
+/* Where buffers lie. Input and output in one place: where MPI and NCCL allow it, results are those of buffers apart;
+   any other overlap is refused on all ranks, in words, also if one rank alone has it. And a list of buffers is as
+   one. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan; takes: 6 */
-/* What the communicators of a process share: UCX's worker and its connections, the doorbell, threads. A further one costs
-   next to nothing, and what ends one leaves the others as they are. And those that are made by their members alone. */
+/* What the communicators of a process share: UCX's worker and its connections, the doorbell, threads. A further one
+   costs next to nothing, and what ends one leaves the others as they are. And those that are made by their members
+   alone. */
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>

@@ -157,7 +157,8 @@ static int saved_body(ddp_context *context, void *user)
 	if (side_rank(&s) == 1)
 		flip(&s, ddp_model_param_data(s.model, 0));
 	CHECK(ddp_checkpoint_save(s.model, NULL, test_folder, 0) == DDP_ERR_MISMATCH && ddp_error_rank() == 1);
-	CHECK(test_says("checkpoint of step 2 was not saved: rank 1 on ") && test_says(" has other parameters than 3 of 4 ranks after step 2"));
+	CHECK(test_says("checkpoint of step 2 was not saved: rank 1 on ") &&
+	      test_says(" has other parameters than 3 of 4 ranks after step 2"));
 	if (side_rank(&s) == 1)
 		flip(&s, ddp_model_param_data(s.model, 0));
 	CHECK_OK(ddp_checkpoint_save(s.model, NULL, test_folder, 0));
@@ -290,7 +291,8 @@ static cost cost_of(ddp_context *context, const way *w, int64_t every, bool surv
 		CHECK(try_step(&s, &here, 7) == DDP_ERR_MISMATCH && test_says("rank 1 on "));
 	}
 	/* Each step has a collective for each bucket, and the consensus. */
-	CHECK(w->node_of == NULL || strcmp(w->name, "none") != 0 || took.collectives == 4 * ((uint64_t)s.model->plan.count + 1));
+	CHECK(w->node_of == NULL || strcmp(w->name, "none") != 0 ||
+	      took.collectives == 4 * ((uint64_t)s.model->plan.count + 1));
 	side_close(&s);
 	return took;
 }

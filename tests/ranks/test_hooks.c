@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* reduce: buckets that travel in 16 bits, or as the program's own hook has them; and gradients that its functions change
-   before they are reduced. */
+/* reduce: buckets that travel in 16 bits, or as the program's own hook has them; and gradients that its functions
+   change before they are reduced. */
 #include <math.h>
 #include <stdint.h>
 
@@ -469,7 +469,8 @@ static int refused_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, &rows, 1, &sums, &model));
-	CHECK(ddp_model_set_grad_hook(model, 0, clip, NULL) == DDP_ERR_UNSUPPORTED && test_says("\"rows\", which has sparse_rows"));
+	CHECK(ddp_model_set_grad_hook(model, 0, clip, NULL) == DDP_ERR_UNSUPPORTED &&
+	      test_says("\"rows\", which has sparse_rows"));
 	ddp_model_free(model);
 	CHECK_OK(ddp_model_create(context, frozen, 2, &sums, &model));
 	CHECK(ddp_model_set_grad_hook(model, 1, clip, NULL) == DDP_ERR_INVALID);

@@ -184,7 +184,8 @@ static void look_at(ddp_model *model)
 	ddp_context *context = ddp_model_context(model);
 	size_t bytes;
 
-	CHECK(context->renewal.generation == 0 || ddp_world(context)->hier.link.measured || ddp_comm_nodes(ddp_world(context)) == 1);
+	CHECK(context->renewal.generation == 0 || ddp_world(context)->hier.link.measured ||
+	      ddp_comm_nodes(ddp_world(context)) == 1);
 	for (int64_t i = 0; i < ddp_model_param_count(model, TABLE); i++)
 		CHECK(ddp_model_param_data(model, TABLE)[i] == (float)(i % 1000));
 	if (own_rank != run->of.ranks - 1)
@@ -239,12 +240,12 @@ static const kind kinds[] = {
 	{ "shards on two nodes", 4, node_by_node, DDP_SHARD_STATE, DDP_COMPRESS_NONE, 1, .buddy = true },
 	{ "shards on a node", 4, NULL, DDP_SHARD_STATE, DDP_COMPRESS_NONE, 1, .buddy = true },
 	{ "gradients' shards on a node", 3, NULL, DDP_SHARD_GRADIENTS, DDP_COMPRESS_NONE, 2, .scaled = true, .buddy = true },
-	{ "gradients' shards on two nodes, an own loop", 4, node_by_node, DDP_SHARD_GRADIENTS, DDP_COMPRESS_NONE, 1, .own_loop = true,
-	  .buddy = true, .late = true },
+	{ "gradients' shards on two nodes, an own loop", 4, node_by_node, DDP_SHARD_GRADIENTS, DDP_COMPRESS_NONE, 1,
+	  .own_loop = true, .buddy = true, .late = true },
 	{ "one node, f16, an own loop", 4, NULL, DDP_SHARD_NONE, DDP_COMPRESS_F16, 2, .scaled = true, .own_loop = true },
 };
-/* Of these, each rank keeps the only copy of its shard, except for its buddy: the buddy of rank r is r ^ 2 on two nodes, and
-   r + 1 on one. */
+/* Of these, each rank keeps the only copy of its shard, except for its buddy: the buddy of rank r is r ^ 2 on two
+   nodes, and r + 1 on one. */
 static const kind *const state_nodes = &kinds[5], *const grads_node = &kinds[7], *const grads_nodes = &kinds[8];
 /* EXACT: the first step from a checkpoint has the bits of others, which f16 does not promise. */
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), EXACT = KINDS - 1 };

@@ -136,7 +136,8 @@ static int mismatch_body(ddp_context *context, void *user)
 	list[0].group = odd ? &group : NULL;
 	list[0].no_decay = !odd;
 	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
-	CHECK(says_alike(context, ", in a group (factor 0.5, decay 0) on rank 1, and \"a\"") && test_says(", without decay on the 2 others"));
+	CHECK(says_alike(context, ", in a group (factor 0.5, decay 0) on rank 1, and \"a\"") &&
+	      test_says(", without decay on the 2 others"));
 
 	options.weight_decay = odd ? 0.1 : 0.2;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
@@ -150,7 +151,8 @@ static int mismatch_body(ddp_context *context, void *user)
 		fesetround(FE_UPWARD);
 	CHECK(ddp_model_create(context, three, 3, &plain, &model) == DDP_ERR_MISMATCH);
 	fesetround(FE_TONEAREST);
-	CHECK(test_says("different models: the processor's rounding mode (fegetround()) is ") && test_says(" on rank 1, and 0 on the 2 others"));
+	CHECK(test_says("different models: the processor's rounding mode (fegetround()) is ") &&
+	      test_says(" on rank 1, and 0 on the 2 others"));
 #ifdef __x86_64__
 	const unsigned int mode = __builtin_ia32_stmxcsr();
 	if (odd)

@@ -70,8 +70,8 @@ float scenario_buffer(const scenario *s, int rank, int step, int64_t i);
 void plain_start(const scenario *s, plain *x);
 plain_stats plain_step(const scenario *s, plain *x, int rank, int step);
 
-/* ---- scenario_model.c: a scenario's model, and what its ranks do in a step, by the library; on the host or on the fake
-   GPU. A failed call ends the rank. ---- */
+/* ---- scenario_model.c: a scenario's model, and what its ranks do in a step, by the library; on the host or on the
+   fake GPU. A failed call ends the rank. ---- */
 
 /* The device is in use as long as the communicator is there. */
 void scenario_open_device(ddp_comm *comm, ddp_context *context);

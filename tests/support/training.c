@@ -124,7 +124,8 @@ static ddp_status add_gradient(ddp_model *model, int p, const double *grad)
 
 	for (int64_t i = 0; i < sizes[p] && status == DDP_OK; i++)
 		sum[i] += (float)grad[i];
-	return status == DDP_OK ? ddp_place_write(&model->place, ddp_model_param_grad(model, p), sum, (size_t)sizes[p] * sizeof(*sum))
+	return status == DDP_OK ? ddp_place_write(&model->place, ddp_model_param_grad(model, p), sum,
+	                                          (size_t)sizes[p] * sizeof(*sum))
 	                        : status;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* training: small trainings that the tests of the loop share, of a network with real gradients: 10 inputs, 32 tanh units,
-   4 classes, softmax cross-entropy. Everything is computed in double and stored in float. */
+/* training: small trainings that the tests of the loop share, of a network with real gradients: 10 inputs, 32 tanh
+   units, 4 classes, softmax cross-entropy. Everything is computed in double and stored in float. */
 #pragma once
 
 #include "tests/support/context_ranks.h"

@@ -234,6 +234,78 @@ TEST(a_missing_wait_is_told_at_once)
 	tear_down(&f);
 }
 
+struct reading {
+	struct fixture *f;
+	bool writes;
+	size_t bytes;
+	int status;
+	struct gate *gate;
+};
+
+static void look_at_memory(void *argument)
+{
+	struct reading *reading = argument;
+	void *view;
+
+	reading->status = test_fake_gpu()->view(reading->f->memory[0], reading->bytes, reading->writes, &view);
+	if (reading->gate != NULL)
+		pass_gate(reading->gate);
+}
+
+TEST(functions_are_checked_where_they_ask_for_a_view)
+{
+	for (int second = 0; second < 2; second++) {
+		struct fixture f;
+		struct gate gate;
+		gate_init(&gate);
+		set_up(&f);
+		struct reading readings[2] = {
+			{ .f = &f, .bytes = BYTES, .gate = &gate },
+			{ .f = &f, .writes = second == 1, .bytes = 1 },
+		};
+		for (int i = 0; i < 2; i++)
+			OK(ddp_device_launch(f.device, f.queues[i], look_at_memory, &readings[i]));
+		sem_wait(&gate.entered);
+		sem_post(&gate.opened);
+		for (int i = 0; i < 2; i++)
+			ddp_device_queue_free(f.device, f.queues[i]);
+		f.queues[0] = f.queues[1] = NULL;
+		if (second == 0) {
+			OK(ddp_device_error(f.device));
+		} else {
+			/* Whichever came second. */
+			FAILS(ddp_device_error(f.device), DDP_ERR_IO, "'s function");
+			assert_true(readings[0].status != cudaSuccess || readings[1].status != cudaSuccess);
+		}
+		tear_down(&f);
+	}
+}
+
+TEST(a_view_of_what_is_not_allocated_breaks_the_device)
+{
+	struct fixture f;
+
+	set_up(&f);
+	struct reading reading = { .f = &f, .bytes = BYTES + 1 };
+	OK(ddp_device_launch(f.device, f.queues[0], look_at_memory, &reading));
+	FAILS(ddp_device_queue_sync(f.device, f.queues[0]), DDP_ERR_IO, "not all allocated");
+	/* What waits for work that is not done any more ends, too. */
+	FAILS(ddp_device_event_record(f.device, f.event, f.queues[0]), DDP_ERR_IO, "broken");
+	tear_down(&f);
+}
+
+TEST(the_hosts_side_is_checked_too)
+{
+	struct fixture f;
+	unsigned char host[BYTES] = { 0 };
+
+	set_up(&f);
+	OK(ddp_device_copy(f.device, f.queues[0], host, f.memory[0], BYTES));
+	FAILS(ddp_device_copy(f.device, f.queues[1], f.memory[1], host + 1000, 10), DDP_ERR_IO,
+	      "no event puts");
+	tear_down(&f);
+}
+
 /* Each way to order two queues' work is known as one. */
 TEST(what_is_ordered_is_not_refused)
 {

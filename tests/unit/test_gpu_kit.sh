@@ -40,13 +40,14 @@ printf '#!/bin/sh\necho 1..1; sleep 1000 & echo $! >$0.pid; wait\n' >"$build/tes
 chmod +x "$work"/bin/* "$build"/{examples,tests}/*/*
 : >"$build/kernels/libddp_kernels_cuda.so"
 : >"$build/libruntime/device/cuda/.libs/libddp_cuda.so"
-# A UCX of its own folder, with a transport that nobody may execute.
+# A UCX of its own folder, with a transport that nobody may execute and that has a library of UCX's.
 ucx=$work/ucx
-mkdir -p "$ucx/lib/ucx" "$build/libruntime/nccl_plugins/net/.libs"
+mkdir -p "$ucx/lib/ucx" "$ucx/own" "$build/libruntime/nccl_plugins/net/.libs"
 # library FILE OPTION...: one without functions, under the file's name
 library() { "${CC:-cc}" -shared -x c /dev/null -x none -o "$1" -Wl,-soname,"${1##*/}" -Wl,--no-as-needed "${@:2}"; }
+library "$ucx/own/libown.so.1"
 library "$ucx/lib/libuct.so.0"
-library "$ucx/lib/ucx/libuct_cuda.so.0"
+library "$ucx/lib/ucx/libuct_cuda.so.0" "$ucx/own/libown.so.1" -Wl,-rpath,"$ucx/own"
 chmod a-x "$ucx/lib/ucx/libuct_cuda.so.0"
 library "$build/libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so" "$ucx/lib/libuct.so.0" -Wl,-rpath,"$ucx/lib"
 
@@ -56,6 +57,7 @@ call "$source/tests/gpu/kit.sh" "$kit" tests/unit/fails tests/unit/skips tests/u
 check "a kit is made" status_is 0
 check "it has the UCX of the build" [ -e "$kit/lib/libuct.so.0" ]
 check "with its transports" [ -e "$kit/lib/ucx/libuct_cuda.so.0" ]
+check "and what they need of it" [ -e "$kit/lib/libown.so.1" ]
 cd "$work" || exit 1
 archive=$kit/gpu-results.tar.gz
 # What the machine has is not the kit's to replace.

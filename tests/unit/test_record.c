@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* The flight recorder: watch/recorder writes rings, spank/record reads them, and writes lines to files. */
+/* The flight recorder: watch/recorder writes rings, spank/witness reads them, and writes lines to files. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

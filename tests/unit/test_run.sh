@@ -56,9 +56,17 @@ check "its folder is kept" test -d "$(sed -n 's/^What failed left its logs in //
 check "and the status is 0" status_is 0
 again 0 lint
 check "a script that was right is not read again" test "$(wc -l <"$work/asked")" = 2
-echo : >>"$tree/slurm/bad"
+echo 'if true; then . slurm/own.sh; fi' >>"$tree/slurm/bad"
 again 9 lint
 check "but when it has changed" prints '^  lint/slurm/bad: '
+again 0 lint/slurm/bad
+echo : >"$tree/slurm/own.sh"
+rm "$work/asked"
+again 0 lint/slurm/bad
+check "or a file that it sources" same_lines "$work/asked" x
+run 3 --repeat-failed 2 lint/slurm/bad
+check "a test that fails each time has failed" closes_with '0 passed, 1 failed'
+check "and is not flaky" prints_not flaky
 run 2 --times 5 lint/slurm/bad
 check "--times says how often a test failed" prints '^lint/slurm/bad: 2 of 5 runs failed'
 check "and counts each run" closes_with '3 passed, 2 failed'

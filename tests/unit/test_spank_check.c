@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/launch/check: how a dry run shows what tasks get.
-   spank/launch/renumber, and identity and variables of a generation. Each task of a generation is made here as the
+   spank/launch/variables, and identity and variables of a generation. Each task of a generation is made here as the
    plugin makes it, and libddp reads it: it refuses variables that contradict each other. */
 #include <fcntl.h>
 #include <jansson.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/nodelist: Slurm's node list grammar. */
+/* spank/identity/nodelist: Slurm's node list grammar. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/output: what tasks write reaches their files and SLURM, whatever happens to the tasks and to ddp-log. */
+/* spank/witness/pump: what tasks write reaches their files and SLURM, whatever happens to the tasks and to ddp-log. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

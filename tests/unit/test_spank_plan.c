@@ -415,7 +415,8 @@ TEST(restarts_are_used_up)
 
 static void port_taken(void)
 {
-	fail_by((struct plan_failure){ .text = "port 12000 is taken", .node = "n0", .rank = ROSTER_NONE, .wait_status = EXITED(1),
+	fail_by((struct plan_failure){ .text = "port 12000 is taken", .node = "n0", .rank = ROSTER_NONE,
+	                               .wait_status = EXITED(1),
 	                            .port_taken = true });
 }
 
@@ -526,7 +527,8 @@ TEST(without_a_spare_such_a_node_stays)
 /* Rank 0's node tells of it, and another node's name is in the sentence. */
 static void damage_of(const char *node)
 {
-	fail_by((struct plan_failure){ .text = "rank 3 has other parameters", .node = "n0", .rank = 0, .wait_status = EXITED(7),
+	fail_by((struct plan_failure){ .text = "rank 3 has other parameters", .node = "n0", .rank = 0,
+	                               .wait_status = EXITED(7),
 	                            .damaged = node });
 }
 

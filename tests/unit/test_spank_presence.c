@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/presence: which nodes have started tasks and not reported; no clock. */
+/* spank/srun/presence: which nodes have started tasks and not reported; no clock. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/relay: whatever number of nodes speak, srun says one sentence. */
+/* spank/wire/relay: whatever number of nodes speak, srun says one sentence. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>

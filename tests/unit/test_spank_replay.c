@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/relay against who records what nodes tell and sends it again: each message counts once, and a
+/* spank/wire/relay against who records what nodes tell and sends it again: each message counts once, and a
    note of a stall only while it is the last word of its node. */
 #include <netinet/in.h>
 #include <poll.h>

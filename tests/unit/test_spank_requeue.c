@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/requeue_judge: when srun asks Slurm to start the job again, and what it says.
+/* spank/slurmctld/requeue_judge: when srun asks Slurm to start the job again, and what it says.
    spank/wire/event: a failure as a line that programs read. */
 #include <signal.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/stall: when a step stalls, and which rank is said to be the cause. */
+/* spank/node/stall, spank/srun/stall_step: when a step stalls, and which rank is said to be the cause. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>

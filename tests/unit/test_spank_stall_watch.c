@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/stall_watch: what a node tells srun of its ranks, and when. */
+/* spank/node/stall_watch: what a node tells srun of its ranks, and when. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/supervise: pages that outlive tasks, and which tasks still live. */
+/* spank/node/supervise: pages that outlive tasks, and which tasks still live. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

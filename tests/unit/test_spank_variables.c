@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/variables and daemon: what a task gets. */
+/* spank/launch/variables: what a task gets. */
 #include <string.h>
 
 #include "spank/launch/container.h"

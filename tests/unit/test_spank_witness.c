@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/witness and spank/memory: what a node sees beside the ends of its tasks. */
+/* spank/witness and spank/node/memory: what a node sees beside the ends of its tasks. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

@@ -110,7 +110,8 @@ static bool is_identity(const identity *blob, size_t bytes)
 	if (bytes <= sizeof(*blob) || blob->magic != IDENTITY_MAGIC)
 		return false;
 	const size_t texts = bytes - sizeof(*blob), host = strnlen(blob->texts, texts);
-	return host + 1 < texts && host < DDP_HOST_MAX && strnlen(blob->texts + host + 1, texts - host - 1) == texts - host - 2;
+	return host + 1 < texts && host < DDP_HOST_MAX &&
+	       strnlen(blob->texts + host + 1, texts - host - 1) == texts - host - 2;
 }
 
 static ddp_status read_identities(ddp_roster *roster, void **blobs, const size_t *sizes)

@@ -21,8 +21,8 @@ from cluster import Cluster, address, comm_of, parent_of, say, variable_of, wait
 SPARES, TASKS, SILENCE = 1, 2, 5
 FAILURES = ("kill", "power")
 # Of gpt's 8 ranks on two nodes, those that are left go on in their processes, as fewer or with others that join them; or
-# all start again. PyTorch has 4 ranks, as Pythons take long to start. Another program is "model" (rank_survive.c), whose
-# steps are quick with many ranks, too.
+# all start again. PyTorch has 4 ranks, as Pythons take long to start. Another program is "model" (rank_survive.c),
+# whose steps are quick with many ranks, too.
 WAYS = ("survive gpt", "join gpt", "srun gpt", "srun pytorch", "torchrun pytorch")
 PROGRAMS = {"gpt": "gpt", "model": "rank_survive"}
 MODEL_BYTES = 64
@@ -30,9 +30,9 @@ SURVIVE = f"--ddp=silence={SILENCE}"
 RESTART = f"--ddp=restart=9,spare={SPARES},silence={SILENCE}"
 # srun's options, by turns, whose launchers' processor time is measured without failures.
 COST = ("--ddp=silence=0", "--ddp", "--ddp=restart=9")
-# Without failures, steps of these trainings are compared with those of `--ddp`: srun's option, variables and options of the
-# program, by the name that is shown. A comparison costs the same however often it is done, so that one in each step tells
-# what one in a hundred steps costs. "before": an older build, if one is given.
+# Without failures, steps of these trainings are compared with those of `--ddp`: srun's option, variables and options of
+# the program, by the name that is shown. A comparison costs the same however often it is done, so that one in each step
+# tells what one in a hundred steps costs. "before": an older build, if one is given.
 STEPS_OF = {
     "restart=9": ("--ddp=restart=9", {}, []),
     "compare_every=1": ("--ddp", {"DDP_COMPARE_EVERY": "1"}, []),
@@ -73,17 +73,20 @@ class Run:
                     "--checkpoint-every", str(EVERY * 5), "--resume", "--metrics", os.path.join(self.folder, "metrics"),
                     *(["--survive"] if self.survives else [])]
         if self.program == "model":
-            return [os.path.join(self.settings["programs"], "rank_survive"), os.path.join(self.folder, "metrics"), str(STEPS),
+            return [os.path.join(self.settings["programs"], "rank_survive"), os.path.join(self.folder, "metrics"),
+                    str(STEPS),
                     str(MODEL_BYTES)]
         return [self.settings["python"], os.path.join(HERE, "../rank_recovery.py"), self.folder, str(STEPS), str(EVERY)]
 
     def start(self, ddp=RESTART, spares=SPARES, variables=(), arguments=(), command=None):
         srun = ["srun", "--quiet", "-c1", f"-N{self.nodes + spares}"]
         if self.launcher == "survive":
-            argv = ["srun", "--quiet", "-c1", f"-N{self.nodes}", f"--ntasks-per-node={self.tasks}", SURVIVE, "--no-kill",
+            argv = ["srun", "--quiet", "-c1", f"-N{self.nodes}", f"--ntasks-per-node={self.tasks}", SURVIVE,
+                    "--no-kill",
                     *self.command()]
         elif self.launcher in ("join", "srun"):
-            argv = [*srun, f"--ntasks-per-node={self.tasks}", ddp, "--mpi=none", "--no-kill", *(command or self.command()),
+            argv = [*srun, f"--ntasks-per-node={self.tasks}", ddp, "--mpi=none", "--no-kill",
+                    *(command or self.command()),
                     *arguments]
         else:
             # Redirects of a ninth rank, of nobody: torch 1.13 on Python 3.11 cannot read the default, "0".
@@ -331,7 +334,8 @@ class Turns:
         for began, ended, used in self.slices[number]:
             inside = [at for at in steps if began < at < ended]
             gaps = [b - a for a, b in zip(inside[FIRST:], inside[FIRST + 1:])]
-            found.append((statistics.median(gaps) * 1e3, used * 1e-6 / len(inside) / len(self.pids[number])) if gaps else None)
+            found.append((statistics.median(gaps) * 1e3, used * 1e-6 / len(inside) / len(self.pids[number]))
+                         if gaps else None)
         return found
 
 
@@ -385,7 +389,8 @@ else:
 def plain_transfer(cluster, nodes, count):
     """Seconds that so many bytes take from one node to another, by a connection of TCP."""
     def on(node, what):
-        return subprocess.Popen(["nsenter", "--target", str(cluster.init[node]), "--net", sys.executable, "-c", TRANSFER, what,
+        return subprocess.Popen(["nsenter", "--target", str(cluster.init[node]), "--net", sys.executable, "-c",
+                                 TRANSFER, what,
                                  address(nodes[1]), str(count)], stdout=subprocess.PIPE, text=True)
 
     with on(nodes[1], "receive") as receiver:
@@ -406,7 +411,8 @@ def join(settings, cluster):
     run = Run(settings, cluster, "join model")
     count = int(settings["gigabytes"] * 1e9)
     before = sent_by_nodes()
-    run.start(command=[os.path.join(settings["programs"], "rank_survive"), os.path.join(run.folder, "metrics"), "1", str(count), "--die"])
+    run.start(command=[os.path.join(settings["programs"], "rank_survive"), os.path.join(run.folder, "metrics"), "1",
+                       str(count), "--die"])
     try:
         ended = wait_for(settings["limit"], lambda: not run.runs())
         said = run.output()

@@ -6,6 +6,7 @@ comes back, so that a training survives as many of these as it has spares. There
 other, and all nodes come back in between. It runs as root on the cluster's head; tests/cluster/failures.sh starts it."""
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -42,8 +43,10 @@ def parse_arguments():
     add("--per-node", type=int, default=2, help="ranks of a node (default: 2)")
     add("--silence", type=int, default=5, help="seconds (default: 5)")
     add("--survive", action="store_true", help="ranks survive others (option survive of ddp_train())")
-    add("--shard", default="auto", choices=SHARDS, help="what of the model is spread over ranks; what is has buddy copies (default: auto)")
-    add("--pause", type=float, default=PAUSE_SECONDS, help=f"seconds between two failures, at most (default: {PAUSE_SECONDS})")
+    add("--shard", default="auto", choices=SHARDS,
+        help="what of the model is spread over ranks; what is has buddy copies (default: auto)")
+    add("--pause", type=float, default=PAUSE_SECONDS,
+        help=f"seconds between two failures, at most (default: {PAUSE_SECONDS})")
     add("--minutes", type=float, help="begin no training after so many")
     add("--kinds", help="only these, with commas: " + ", ".join(KINDS))
     add("--calm", type=float, metavar="SECONDS", help="no failures: a training of so many seconds has no restart")
@@ -85,7 +88,8 @@ class Soak:
 
     def undisturbed(self):
         """A training without failures, and without the keys that survive them."""
-        training = Training(self.cluster, self.args.place, "undisturbed", self.layout, self.steps, step_us=0, survives=self.args.survive,
+        training = Training(self.cluster, self.args.place, "undisturbed", self.layout, self.steps, step_us=0,
+                            survives=self.args.survive,
                             shard=self.args.shard)
         training.keys = ["timeout=60"]
         training.start(spares=0)
@@ -93,13 +97,19 @@ class Soak:
         self.whole = training.result()
         if self.whole[0] == "no file":
             raise Wrong("a training without failures has left no checkpoint of its last step")
+        # The file begins as zeros, which would agree with the zeros of every other training.
+        for step, loss in enumerate(self.whole[1], 1):
+            if loss == 0 or not math.isfinite(loss):
+                raise Wrong(f"a training without failures has left {loss!r} as the loss of step {step}")
 
     # ---- one training --------------------------------------------------------------------
 
     def one_failure(self, training, kind, source):
         """Returns the restarts that followed, in how many of them ranks joined others, and the seconds to the next step."""
-        training.wait(START_SECONDS, lambda: len(training.ranks()) == self.layout.world, f"all ranks before \"{kind.name}\"")
-        before, restarts, joins, afresh = training.highest(), training.restarts(), training.joins(), len(training.from_checkpoint())
+        training.wait(START_SECONDS, lambda: len(training.ranks()) == self.layout.world,
+                      f"all ranks before \"{kind.name}\"")
+        before, restarts, joins = training.highest(), training.restarts(), training.joins()
+        afresh = len(training.from_checkpoint())
         if not training.runs():
             return 0, 0, None
         watch = Watch(training)
@@ -120,7 +130,8 @@ class Soak:
         restarts, joins = training.restarts() - restarts, training.joins() - joins
         print(f"  {kind.name}, {done}: {restarts} restart{'' if restarts == 1 else 's'}{f', {joins} by joining' if joins else ''}"
               f"{'' if seconds is None else f', {seconds:.2f} s to the next step'}",
-              *(training.from_checkpoint()[afresh:] if self.args.survive else []), sep="\n    from the checkpoint: ", flush=True)
+              *(training.from_checkpoint()[afresh:] if self.args.survive else []),
+              sep="\n    from the checkpoint: ", flush=True)
         if training.runs() and not kind.restarts[0] <= restarts <= kind.restarts[1]:
             raise Wrong(f"{restarts} restarts after \"{kind.name}\" ({done})")
         return restarts, joins, seconds
@@ -137,7 +148,8 @@ class Soak:
         digest, losses = training.result()
         if losses != self.whole[1]:
             step = next(i for i, (loss, whole) in enumerate(zip(losses, self.whole[1])) if loss != whole)
-            raise Wrong(f"the loss of step {step + 1} is {losses[step]!r}, and without failures {self.whole[1][step]!r}")
+            raise Wrong(f"the loss of step {step + 1} is {losses[step]!r}, "
+                        f"and without failures {self.whole[1][step]!r}")
         if digest != self.whole[0]:
             raise Wrong("the last checkpoint has other bytes than that of a training without failures")
         if names := training.left_files():
@@ -211,7 +223,8 @@ class Soak:
             self.settle()
         self.print_table()
         # Sharded state may take all ranks back to the checkpoint.
-        if self.args.survive and self.args.shard in ("auto", "none") and not self.args.only and not any(row.joins for row in self.rows.values()):
+        if self.args.survive and self.args.shard in ("auto", "none") and not self.args.only \
+                and not any(row.joins for row in self.rows.values()):
             raise Wrong("with --survive, ranks kept their processes in no restart")
         return self.wrong > 0
 
