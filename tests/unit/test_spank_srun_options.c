@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/srun_options: what a user told srun of a step's end.
-   spank/launch/preflight_step: the command of the step before the step, and its answer. */
+/* spank/launch/srun_options: what a user told srun of a step's end.
+   spank/launch/preflight: the command of the step before the step, and its answer. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -273,7 +273,7 @@ TEST(components_and_waits_for_children_are_seen)
 	}
 }
 
-/* ---- spank/launch/preflight_step ------------------------------------------------ */
+/* ---- spank/launch/preflight ----------------------------------------------------- */
 
 static const char *command_of(const struct preflight_step *step, const char *list)
 {

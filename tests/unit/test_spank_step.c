@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/step, spank/first_failure: one sentence and one end, from what the nodes tell; no clock. */
+/* spank/srun/step, spank/srun/requests: one sentence and one end, from what the nodes tell; no clock. */
 #include <signal.h>
 
 #include "spank/srun/requests.h"
