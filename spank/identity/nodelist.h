@@ -32,7 +32,7 @@ bool nodelist_count(const char *list, uint32_t *count, struct error *error);
 /* Whether the list, which nodelist_count() has found good, names the host. */
 bool nodelist_has(const char *list, const char *host);
 
-/* Writes the `count` names that `name` gives for 0, 1, ..., in this order, as Slurm does. Neighbours that differ only in a number
-   which grows by one become a range: "n[0-2],n7,a". False if the text has no room for it. */
+/* Writes the `count` names that `name` gives for 0, 1, ..., in this order, as Slurm does. Neighbours that differ only
+   in a number which grows by one become a range: "n[0-2],n7,a". False if the text has no room for it. */
 bool nodelist_write(char *text, size_t bytes, uint32_t count,
                     const char *(*name)(const void *user, uint32_t index), const void *user);

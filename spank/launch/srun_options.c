@@ -81,7 +81,8 @@ struct srun_option {
 
 #define OPTION(letter, name, cut) { letter, name, sizeof(cut) - 1 }
 
-/* The value that a word gives to one of the options, the last of which has no name; "" without one; NULL: another word. */
+/* The value that a word gives to one of the options, the last of which has no name; "" without one; NULL: another
+   word. */
 static const char *value_of_any(const char *word, const struct srun_option *option)
 {
 	const char *value = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A node's link to srun: one lasting connection of slurmstepd, by which each side notices that the other is gone, and
-   sends the other frames (wire/channel.h). The node beats, so that srun sees its silence (srun/links.h). The node itself
-   sees from what srun's host acknowledges how long ago srun has last heard of it (link.h).
+   sends the other frames (wire/channel.h). The node beats, so that srun sees its silence (srun/links.h). The node
+   itself sees from what srun's host acknowledges how long ago srun has last heard of it (link.h).
 
    If srun's host acknowledges nothing for STUCK_MS, the network may be away for a moment, and the kernel repeats
    packets more and more seldom. So the node opens a second connection beside the first, again and again, and the one
@@ -114,8 +114,8 @@ void link_poll(const struct link *link, struct pollfd ready[LINK_FDS]);
 int link_tick(struct link *link);
 
 /* Sends srun a frame of at least FRAME_NEWS, now or as soon as there is a connection. Nothing is lost or doubled as
-   long as both sides live. False: the link is not started, the frame is longer than FRAME_PAYLOAD_MAX, or there is no memory
-   for it. */
+   long as both sides live. False: the link is not started, the frame is longer than FRAME_PAYLOAD_MAX, or there is no
+   memory for it. */
 bool link_send(struct link *link, uint32_t type, const void *payload, size_t bytes);
 
 /* For how long srun's host has acknowledged nothing that the node sent later. srun may take the node for silent as

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A node's side of stall= and slow=: looks at the pages of its ranks at intervals, and tells srun when all of them stall,
-   when one goes on, and how long each computes. It runs in the node's witness, as the user, and for the last time in
-   slurmstepd. libc only. */
+/* A node's side of stall= and slow=: looks at the pages of its ranks at intervals, and tells srun when all of them
+   stall, when one goes on, and how long each computes. It runs in the node's witness, as the user, and for the last
+   time in slurmstepd. libc only. */
 #pragma once
 
 #include <stdbool.h>
@@ -21,7 +21,10 @@
 
 /* A window has so many steps, or as many as fit into a long one, and lasts so long at least; on many nodes longer, as
    each node sends a message for it. */
-enum { PACE_STEPS = 50, PACE_LONG_STEPS = 5, PACE_LONG_MS = 300000, PACE_WINDOW_MS = 2000, PACE_NODE_MS = 10, PACE_LOOK_MS = 500 };
+enum {
+	PACE_STEPS = 50, PACE_LONG_STEPS = 5, PACE_LONG_MS = 300000,
+	PACE_WINDOW_MS = 2000, PACE_NODE_MS = 10, PACE_LOOK_MS = 500,
+};
 
 /* One rank, as its node sees it. */
 struct pace_rank {

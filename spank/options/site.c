@@ -34,7 +34,8 @@ static bool parse_item(struct settings *settings, const char *item, size_t lengt
 }
 
 /* A site's keys of restarts, and its on-failure=continue beside restarts that the user asks for, also by spare or
-   min-nodes, count only where they fit the user's list. Keys of the user that contradict each other, or what the site has locked, are an error. */
+   min-nodes, count only where they fit the user's list. Keys of the user that contradict each other, or what the site
+   has locked, are an error. */
 static bool adjust_restart(struct settings *settings, uint32_t locked, struct error *error)
 {
 	const char *needs = option_given(settings, "spare") && settings->spares > 0 ? "spare"
@@ -92,7 +93,8 @@ bool user_list_read(struct settings *settings, const char *list, uint32_t locked
 		return error_set(error, "'stall' and 'launcher' do not go together: of the ranks that a "
 		                 "launcher starts nothing is known");
 	if (result.launcher && result.slow_percent > 0 && option_given(&result, "slow"))
-		return error_set(error, "'slow' and 'launcher' do not go together: of the ranks that a launcher starts nothing is known");
+		return error_set(error, "'slow' and 'launcher' do not go together: of the ranks that a "
+		                 "launcher starts nothing is known");
 	if (!adjust_restart(&result, locked, error) || !adjust_preflight(&result, error))
 		return false;
 	*settings = result;

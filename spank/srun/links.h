@@ -121,9 +121,9 @@ bool links_send(struct links *links, uint32_t node, uint32_t type, const void *p
 void links_lose(struct links *links, uint32_t node);
 
 /* Ends the connections that a node which is lost for good has opened to srun itself, unless another node that is not
-   away has its address; nodes are named as they name themselves in openings. srun takes an end of its I/O connection for
-   a task's, but an error, as a node gives that has lost its power and is back, for the end of the step. False: it is to
-   be called again, as nothing was done. */
+   away has its address; nodes are named as they name themselves in openings. srun takes an end of its I/O connection
+   for a task's, but an error, as a node gives that has lost its power and is back, for the end of the step. False: it
+   is to be called again, as nothing was done. */
 bool links_end_srun(const struct links *links, uint32_t node, bool (*is_away)(uint32_t node));
 
 enum links_rest {

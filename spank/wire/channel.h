@@ -9,8 +9,8 @@
    noticed. Nothing of a frame is used before its tag is right, except the length of its payload.
 
    A side's numbered frames (struct session) outlive the connection over which they go at the moment (struct channel).
-   When a new connection replaces an old one, each side sends again what the other has not read. Nothing here waits. libc
-   only. */
+   When a new connection replaces an old one, each side sends again what the other has not read. Nothing here waits.
+   libc only. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank's progress page says: what the rank is doing, from the slots of all contexts of its process, as a sentence;
-   and which other rank it blames for its end. The rank may have written anything to the page, so each field is checked
-   here. Pure; slurmstepd calls it as root. */
+/* What a rank's progress page says: what the rank is doing, from the slots of all contexts of its process, as a
+   sentence; and which other rank it blames for its end. The rank may have written anything to the page, so each field
+   is checked here. Pure; slurmstepd calls it as root. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The user's files of record= and log=: DIR/JOB.STEP/rank-N.jsonl and DIR/JOB.STEP/rank-R.start-S.log. Everything here
-   runs as the user, who owns the folder and the files: in a task, in a child of slurmstepd's that has become the user, or
-   in ddp-status. libc only. */
+   runs as the user, who owns the folder and the files: in a task, in a child of slurmstepd's that has become the user,
+   or in ddp-status. libc only. */
 #pragma once
 
 #include <stdbool.h>
