@@ -16,15 +16,6 @@
 #include "spank/wire/channel.h"
 #include "spank/wire/relay.h"
 
-/* The port on which srun listens for its nodes. libc only. */
-
-/* A socket that listens, in both families if the machine has them, on a free port from `low` to `high`, or on any if
-   they are 0; -1 and errno if there is none. */
-int listener_open(uint16_t low, uint16_t high);
-
-/* Whether at least so many ports of the range are free here and now. */
-bool listener_has_room(uint16_t low, uint16_t high, uint32_t ports);
-
 enum { ALL_SILENT = 3 };
 
 enum links_event {
