@@ -468,13 +468,11 @@ static void take_action(const struct plan_action *action)
 	}
 }
 
-/* A node that the plan has lost does not come back into the step. When the training is over, or srun is cut off, its
-   last output may still come. */
+/* A node that the plan has lost does not come back into the step once others have its ranks. When the training is over
+   instead, or srun is cut off, its last output may still come. */
 static void end_lost(void)
 {
-	bool replaces = dealer.plan.phase == PLAN_ENDING || dealer.plan.phase == PLAN_RUNNING;
-
-	for (uint32_t i = 0; replaces && i < dealer.link_count; i++)
+	for (uint32_t i = 0; dealer.plan.phase == PLAN_RUNNING && i < dealer.link_count; i++)
 		if (!dealer.links[i].lost && is_away(dealer.links[i].node))
 			dealer.links[i].lost = links_end_srun(relay_links(), i, is_away);
 }
