@@ -28,7 +28,7 @@
 #include "spank/slurmctld/kill.h"
 #include "spank/slurmctld/requeue.h"
 #include "spank/srun/dealer.h"
-#include "spank/srun/links.h"
+#include "spank/srun/peers.h"
 #include "spank/srun/presence.h"
 #include "spank/srun/relaunch.h"
 #include "spank/srun/relay_srun.h"

@@ -472,7 +472,8 @@ static void add_first(struct sink *sink, const struct supervise *supervise, uint
 
 /* "step 7.0: ranks 2 to 3 of 4 on n1: rank 3 exited with code 7 first, and 1 more did not end
    well; plugin 0.2". Printable bytes only, and nothing that a user chose. */
-static void describe_step(const struct supervise *supervise, uint32_t job_id, uint32_t step_id, char *text, size_t bytes)
+static void describe_step(const struct supervise *supervise, uint32_t job_id, uint32_t step_id, char *text,
+                          size_t bytes)
 {
 	struct sink sink = sink_on(text, bytes);
 	struct summary sum = summarize(supervise);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --ddp=check prints this for a task: a row of a table, or JSON. In srun, table_begin() puts a file in memory in the place
-   of standard output, and has the process print the rows in order when it exits. */
+/* --ddp=check prints this for a task: a row of a table, or JSON. In srun, table_begin() puts a file in memory in the
+   place of standard output, and has the process print the rows in order when it exits. */
 #pragma once
 
 #include <stdbool.h>

@@ -193,8 +193,8 @@ static bool read_all(int fd, char *text, size_t room)
 	return now < end;
 }
 
-/* The other srun has closed its output, or its time is up. SIGTERM has it end its step. Gives its wait status; -1: it does
-   not end, and goes on beside the next step. */
+/* The other srun has closed its output, or its time is up. SIGTERM has it end its step. Gives its wait status; -1: it
+   does not end, and goes on beside the next step. */
 static int end(pid_t pid)
 {
 	static const int signals[] = { SIGTERM, SIGKILL };

@@ -102,9 +102,9 @@ void environment_clear(struct variables *variables);
 
 /* ---- the places of a task's variables ---- */
 
-/* The variables of an environment that are to be taken out. SLURM clears 256 KiB for each variable that it sets, and so
-   many pages cost a start of many tasks milliseconds. So a value goes into the place of the one before, such as srun's
-   word for nodes without the plugin, or of a variable that is taken out, if it is not longer. */
+/* A room holds the variables of an environment that are to be taken out. SLURM clears 256 KiB for each variable that it
+   sets, and so many pages cost a start of many tasks milliseconds. So a value goes into the place of the one before,
+   such as srun's word for nodes without the plugin, or of a variable that is taken out, if it is not longer. */
 struct room {
 	const char *name[VARIABLES_MAX];
 	char *text[VARIABLES_MAX]; /* "NAME=VALUE" in the environment; NULL: it has become another variable */

@@ -54,8 +54,8 @@ static void reap_children(struct flight *flight, struct supervise_shared *shared
 	}
 }
 
-/* Writes the records in a child, unless so many children are still at work that one more would be lost. `writers`: where
-   others see the child; NULL. */
+/* Writes the records in a child, unless so many children are still at work that one more would be lost. `writers`:
+   where others see the child; NULL. */
 static void write_beside(struct flight *flight, struct record_order order, const struct rings_source *source,
                          _Atomic pid_t *writers)
 {

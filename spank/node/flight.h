@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When a node writes its tasks' flight records (record=): at a failure, at the end of a step that has failed, and when its
-   ranks stall. Nothing here fails the step. libc only. */
+/* When a node writes its tasks' flight records (record=): at a failure, at the end of a step that has failed, and when
+   its ranks stall. Nothing here fails the step. libc only. */
 #pragma once
 
 #include <stdbool.h>
@@ -34,6 +34,6 @@ struct flight_view {
 	uint32_t count, generation;
 };
 
-/* In the witness, at each look, before srun is told. `begins`: the node's ranks begin to stall; their records are waited
-   for, for some seconds at most. */
+/* In the witness, at each look, before srun is told. `begins`: the node's ranks begin to stall; their records are
+   waited for, for some seconds at most. */
 void flight_note_stall(struct flight *flight, const struct flight_view *view, bool begins);

@@ -325,7 +325,8 @@ static bool end_adopted(struct generation *generation)
 }
 
 /* SLURM kills all agents, one after the other, and then this thread ends. So if an agent ends and others live on for
-   longer, somebody else has killed it. True: srun is to be told of the agent soon, or something of its program lives. */
+   longer, somebody else has killed it. True: srun is to be told of the agent soon, or something of its program
+   lives. */
 static bool look_for_lost(struct generation *generation)
 {
 	const struct supervise *supervise = &generation->node->supervise;

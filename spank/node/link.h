@@ -114,8 +114,8 @@ void link_poll(const struct link *link, struct pollfd ready[LINK_FDS]);
 int link_tick(struct link *link);
 
 /* Sends srun a frame of at least FRAME_NEWS, now or as soon as there is a connection. Nothing is lost or doubled as
-   long as both sides live. False: the link is not started, the frame is longer than FRAME_PAYLOAD_MAX, or there is no memory
-   for it. */
+   long as both sides live. False: the link is not started, the frame is longer than FRAME_PAYLOAD_MAX, or there is no
+   memory for it. */
 bool link_send(struct link *link, uint32_t type, const void *payload, size_t bytes);
 
 /* For how long srun's host has acknowledged nothing that the node sent later. srun may take the node for silent as

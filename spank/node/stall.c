@@ -426,7 +426,8 @@ static bool is_starting(const struct stall_rank *rank)
 	       rank->page.phase == DDP_PROGRESS_STARTING && rank->page.step <= 0 && rank->page.waiting == DDP_WAITING_NOT;
 }
 
-static uint32_t list(const struct stall_node *node, bool (*is_meant)(const struct stall_rank *), struct stall_note *note)
+static uint32_t list(const struct stall_node *node, bool (*is_meant)(const struct stall_rank *),
+                     struct stall_note *note)
 {
 	uint32_t first = UINT32_MAX;
 

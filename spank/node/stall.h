@@ -99,7 +99,10 @@ struct unseen_watch {
 
 /* Python loads slurm_ddp as soon as it starts; a page of libddp, of NCCL or of slurm_ddp may come behind imports; and a
    start may read a large checkpoint. With a short stall=, as in trials, all are shorter. */
-enum { UNSEEN_PYTHON_MS = 20000, UNSEEN_PAGE_MS = 120000, UNSEEN_START_MS = 600000, UNSEEN_STALLS = 20, UNSEEN_LEAST_MS = 20000 };
+enum {
+	UNSEEN_PYTHON_MS = 20000, UNSEEN_PAGE_MS = 120000, UNSEEN_START_MS = 600000,
+	UNSEEN_STALLS = 20, UNSEEN_LEAST_MS = 20000,
+};
 
 /* True: the note tells of ranks that are not seen. */
 bool unseen_judge(const struct unseen_watch *watch, const struct stall_node *node, struct stall_note *note);

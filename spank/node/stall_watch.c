@@ -172,8 +172,8 @@ static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
 	return watch->generation > 0 ? sooner(next_ms, STALL_START_MAX_MS) : next_ms;
 }
 
-/* Says when to tell srun again what it may not have heard: less and less often, also on a node that needs no other look.
-   0: it has heard all. */
+/* Says when to tell srun again what it may not have heard: less and less often, also on a node that needs no other
+   look. 0: it has heard all. */
 static int again_ms(const struct stall_watch *watch)
 {
 	if (!watch->unanswered)
@@ -205,7 +205,8 @@ static void look_at_program(void *about, uint32_t local_task, struct program *pr
 	program_of(watch->shared->task[local_task].pid, program);
 }
 
-static bool is_unseen(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
+static bool is_unseen(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns,
+                      struct stall_note *note)
 {
 	const uint64_t age_ms = (now_ns - watch->opened_ns) / 1000000;
 	const struct unseen_watch unseen = { .wanted = watch->wanted, .seconds = watch->seconds, .look = look_at_program,

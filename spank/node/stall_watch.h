@@ -21,7 +21,10 @@
 
 /* A window has so many steps, or as many as fit into a long one, and lasts so long at least; on many nodes longer, as
    each node sends a message for it. */
-enum { PACE_STEPS = 50, PACE_LONG_STEPS = 5, PACE_LONG_MS = 300000, PACE_WINDOW_MS = 2000, PACE_NODE_MS = 10, PACE_LOOK_MS = 500 };
+enum {
+	PACE_STEPS = 50, PACE_LONG_STEPS = 5, PACE_LONG_MS = 300000,
+	PACE_WINDOW_MS = 2000, PACE_NODE_MS = 10, PACE_LOOK_MS = 500,
+};
 
 /* One rank, as its node sees it. */
 struct pace_rank {

@@ -71,11 +71,11 @@ struct option {
 	const char *expects; /* what it takes, for messages */
 	bool (*read)(const struct option *option, struct settings *settings, struct value value);
 	size_t at, bytes;              /* the field of the settings that `read` sets */
-	size_t path;                   /* the field of a path, which */
-	char splits;                   /* does not hold this character */
-	const char *words[WORDS_MAX];  /* that it takes: the index is the setting */
-	uint32_t least, most;          /* of a number, */
-	bool or_zero;                  /* which may also be 0 */
+	size_t path;                   /* where the field of a path is */
+	char splits;                   /* no path holds this character */
+	const char *words[WORDS_MAX];  /* it takes these words: the index is the setting */
+	uint32_t least, most;          /* a number lies between them */
+	bool or_zero;                  /* a number may also be 0 */
 	/* Where libddp or another library reads the setting from a variable: its name, and its value,
 	   or NULL, which may be written to `text`. A user may set the variable, too. */
 	const char *variable;

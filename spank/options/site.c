@@ -33,22 +33,24 @@ static bool parse_item(struct settings *settings, const char *item, size_t lengt
 	return true;
 }
 
-/* A site's keys of restarts, and its on-failure=continue beside restarts that the user asks for, count only where they
-   fit the user's list. Keys of the user that contradict each other, or what the site has locked, are an error. */
+/* A site's keys of restarts, and its on-failure=continue beside restarts that the user asks for, also by spare or
+   min-nodes, count only where they fit the user's list. Keys of the user that contradict each other, or what the site
+   has locked, are an error. */
 static bool adjust_restart(struct settings *settings, uint32_t locked, struct error *error)
 {
-	bool wanted = option_given(settings, "restart") && settings->restarts > 0;
 	const char *needs = option_given(settings, "spare") && settings->spares > 0 ? "spare"
 	                    : option_given(settings, "min-nodes") && settings->min_nodes > 0 ? "min-nodes" : NULL;
+	const char *wanted = option_given(settings, "restart") && settings->restarts > 0 ? "restart" : needs;
 
 	if (settings->restarts == 0 && needs != NULL)
 		return error_set(error, "'%s' needs 'restart': only a step whose programs are started again can go on "
 		                 "with other nodes; add restart=N", needs);
-	if (wanted && !settings->kill_on_failure) {
+	if (wanted != NULL && !settings->kill_on_failure) {
 		const bool is_locked = is_locked_key(locked, "on-failure");
 		if (is_locked || option_given(settings, "on-failure"))
-			return error_set(error, "'restart' and 'on-failure=continue'%s do not go together: a failure either restarts all "
-			                 "ranks, or lets the others go on", is_locked ? ", which this site has locked," : "");
+			return error_set(error, "'%s' and 'on-failure=continue'%s do not go together: a failure either restarts "
+			                 "all ranks, or lets the others go on", wanted,
+			                 is_locked ? ", which this site has locked," : "");
 		settings->kill_on_failure = true;
 	}
 	if (!settings->kill_on_failure)
@@ -91,7 +93,8 @@ bool user_list_read(struct settings *settings, const char *list, uint32_t locked
 		return error_set(error, "'stall' and 'launcher' do not go together: of the ranks that a "
 		                 "launcher starts nothing is known");
 	if (result.launcher && result.slow_percent > 0 && option_given(&result, "slow"))
-		return error_set(error, "'slow' and 'launcher' do not go together: of the ranks that a launcher starts nothing is known");
+		return error_set(error, "'slow' and 'launcher' do not go together: of the ranks that a "
+		                 "launcher starts nothing is known");
 	if (!adjust_restart(&result, locked, error) || !adjust_preflight(&result, error))
 		return false;
 	*settings = result;

@@ -43,8 +43,8 @@ void ask_free_jobs(job_info_msg_t *jobs);
 
 enum { ASK_JOB_NAME_MAX = 32 };
 
-/* The name by which requests mean this job alone: the last element of an array has the array's number. All components of a
-   heterogeneous job have the first one's number. */
+/* The name by which requests mean this job alone: the last element of an array has the array's number. All components
+   of a heterogeneous job have the first one's number. */
 void ask_name_job(const job_info_t *job, char name[ASK_JOB_NAME_MAX]);
 
 /* 0, or Slurm's reason, of a request's answer, which it gives back. `code` is what the function returned. */
@@ -83,11 +83,11 @@ uint32_t ask_affinity(void);
 /* A line on the user's stderr. */
 void ask_to_say(const char *text);
 
-/* srun takes nodes that do not answer out of its job, as the user may: asks slurmctld, waits for its answer, and asks
-   again for some seconds if a later answer may be another one. When the nodes, named with commas, have left the job,
-   the running step ends without them, and a later step does not wait for them. Nodes that are not in the job are left
-   out. False, with the reason: the nodes stay in the job, as a batch host and a heterogeneous job's nodes do, or all
-   where slurm.conf says SchedulerParameters=disable_job_shrink. */
+/* srun takes nodes that do not answer out of its job, as the user may. It asks slurmctld, waits for the answer, and asks
+   again for some seconds if a later answer may be another one. When the nodes, named with commas, have left the job, the
+   running step ends without them, and a later step does not wait for them. Nodes that are not in the job are left out.
+   False, with the reason: the nodes stay in the job, as a batch host and a heterogeneous job's nodes do, or all where
+   slurm.conf says SchedulerParameters=disable_job_shrink. */
 bool shrink_job(uint32_t job_id, const char *nodes, struct error *error);
 
 /* Returns the nodes of a list of SLURM's without those named with commas, likewise, for free(3); NULL: none is left,

@@ -406,19 +406,6 @@ static void send_go(uint32_t node)
 	free(payload);
 }
 
-/* A node that the plan has lost does not come back into the step. */
-static void end_lost(void)
-{
-	for (uint32_t i = 0; i < dealer.link_count; i++) {
-		struct dealt_link *dealt = &dealer.links[i];
-		if (dealt->lost || dealt->node >= dealer.plan.roster.node_count ||
-		    !roster_is_away(&dealer.plan.roster.nodes[dealt->node]))
-			continue;
-		dealt->lost = true;
-		links_end_srun(relay_links(), i);
-	}
-}
-
 /* If all ranks have ended and no failure is to be said, as after a signal, the step ends. */
 static void end_all(void)
 {
@@ -430,12 +417,16 @@ static void end_all(void)
 		plan_leave(&dealer.plan);
 }
 
+static bool is_away(uint32_t node)
+{
+	return node < dealer.plan.roster.node_count && roster_is_away(&dealer.plan.roster.nodes[node]);
+}
+
 /* Nodes that are away are taken out of the job before the step ends. */
 static void end_step(const char *text, int wait_status)
 {
 	for (uint32_t i = 0; i < dealer.link_count; i++)
-		if (dealer.links[i].node < dealer.plan.roster.node_count &&
-		    roster_is_away(&dealer.plan.roster.nodes[dealer.links[i].node]))
+		if (is_away(dealer.links[i].node))
 			links_lose(relay_links(), i);
 	relay_end_step(text, wait_status);
 }
@@ -475,6 +466,15 @@ static void take_action(const struct plan_action *action)
 		end_step("", 0);
 		break;
 	}
+}
+
+/* A node that the plan has lost does not come back into the step once others have its ranks. When the training is over
+   instead, or srun is cut off, its last output may still come. */
+static void end_lost(void)
+{
+	for (uint32_t i = 0; dealer.plan.phase == PLAN_RUNNING && i < dealer.link_count; i++)
+		if (!dealer.links[i].lost && is_away(dealer.links[i].node))
+			dealer.links[i].lost = links_end_srun(relay_links(), i, is_away);
 }
 
 /* A node that speaks again opens another connection, or sends something on its first one. */

@@ -25,8 +25,8 @@ void dealer_take_link(uint32_t link, enum links_event event);
    dealer_begin(). */
 void dealer_avoid(char *odd_nodes);
 
-/* Tells, before Slurm launches the step, how many nodes and tasks it has, and how many spares, and nodes at least, which
-   roster_fits() takes. False without memory. */
+/* Tells, before Slurm launches the step, how many nodes and tasks it has, and how many spares, and nodes at least,
+   which roster_fits() takes. False without memory. */
 bool dealer_begin(uint32_t nodes, uint32_t tasks, uint32_t spares, uint32_t min_nodes, struct error *error);
 
 /* After the relay is closed. */

@@ -2,77 +2,15 @@
 #include "spank/srun/links.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "spank/base/bytes.h"
-
-enum { BACKLOG = 4096, PORT_TRIES_MAX = 256 };
-
-/* Listens in both families, if the machine has them; -1 and errno otherwise. */
-static int listen_on(uint16_t port)
-{
-	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_port = htons(port),
-	                             .sin6_addr = in6addr_any };
-	struct sockaddr_in any4 = { .sin_family = AF_INET, .sin_port = htons(port) };
-	const int no = 0, yes = 1;
-	int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-	/* Connections that have just ended do not count, as in srun. */
-	if (fd >= 0 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no)) == 0 &&
-	    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
-	    bind(fd, (struct sockaddr *)&any6, sizeof(any6)) == 0 && listen(fd, BACKLOG) == 0)
-		return fd;
-	if (fd >= 0) {
-		close(fd);
-		if (errno == EADDRINUSE)
-			return -1;
-	}
-	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd >= 0 && (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) < 0 ||
-	                bind(fd, (struct sockaddr *)&any4, sizeof(any4)) < 0 || listen(fd, BACKLOG) < 0)) {
-		int error = errno;
-		close(fd);
-		errno = error;
-		return -1;
-	}
-	return fd;
-}
-
-/* Finds a free port of the range, and begins to try at a random one. */
-int listener_open(uint16_t low, uint16_t high)
-{
-	uint32_t span = high >= low ? (uint32_t)(high - low) + 1 : 1, start = 0;
-	int fd = -1;
-
-	if (getrandom(&start, sizeof(start), 0) != (ssize_t)sizeof(start))
-		start = 0;
-	for (uint32_t i = 0; fd < 0 && i < span && i < PORT_TRIES_MAX; i++) {
-		fd = listen_on((uint16_t)(low + (start % span + i) % span));
-		if (fd < 0 && errno != EADDRINUSE)
-			break;
-	}
-	return fd;
-}
-
-bool listener_has_room(uint16_t low, uint16_t high, uint32_t ports)
-{
-	for (uint32_t port = low; port <= high && ports > 0; port++) {
-		int fd = listen_on((uint16_t)port);
-		if (fd < 0)
-			continue;
-		close(fd);
-		ports--;
-	}
-	return ports == 0;
-}
 
 enum {
 	AWAY_MS = 1000,       /* srun's thread did not run for so long */
@@ -82,6 +20,7 @@ enum {
 	QUIET_MIN_MS = 750,   /* and not before */
 	EVENTS_AT_ONCE = 64,
 	SPARE_DESCRIPTORS = 512,
+	PORTS_BYTES = UINT16_MAX / 8 + 1, /* a bit for each port */
 };
 
 #define NS_PER_MS 1000000ull
@@ -209,8 +148,10 @@ static void note_sign_of_life(struct links *links, uint32_t node, uint64_t now_n
 		raise_event(links, node, LINK_SPOKE);
 }
 
-/* The address of an end of a connection, which `of` (getsockname() or getpeername()) tells, as IPv6 has it. */
-static bool address_of(int fd, int (*of)(int, struct sockaddr *, socklen_t *), unsigned char address[16])
+/* The address of an end of a connection, which `of` (getsockname() or getpeername()) tells, as IPv6 has it, and its
+   port. */
+static bool address_of(int fd, int (*of)(int, struct sockaddr *, socklen_t *), unsigned char address[16],
+                       uint16_t *port)
 {
 	static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
 	struct sockaddr_storage end = { .ss_family = AF_UNSPEC };
@@ -218,6 +159,8 @@ static bool address_of(int fd, int (*of)(int, struct sockaddr *, socklen_t *), u
 
 	if (of(fd, (struct sockaddr *)&end, &bytes) != 0)
 		return false;
+	/* Both families have it in one place. */
+	*port = ntohs(((struct sockaddr_in *)&end)->sin_port);
 	if (end.ss_family == AF_INET6) {
 		memcpy(address, &((struct sockaddr_in6 *)&end)->sin6_addr, 16);
 	} else {
@@ -231,9 +174,11 @@ static bool address_of(int fd, int (*of)(int, struct sockaddr *, socklen_t *), u
 static bool is_own_host(int fd, unsigned char there[16])
 {
 	unsigned char here[16];
+	uint16_t port;
 
 	memset(there, 0, 16);
-	return address_of(fd, getpeername, there) && address_of(fd, getsockname, here) && memcmp(here, there, 16) == 0;
+	return address_of(fd, getpeername, there, &port) && address_of(fd, getsockname, here, &port) &&
+	       memcmp(here, there, 16) == 0;
 }
 
 static bool knows_question(const struct links_node *node)
@@ -595,23 +540,59 @@ static bool is_link(const struct links *links, int fd)
 	return false;
 }
 
-void links_end_srun(const struct links *links, uint32_t node)
+static bool is_shared(const struct links *links, const struct links_node *of, bool (*is_away)(uint32_t node))
+{
+	for (uint32_t i = 0; i < links->count; i++) {
+		const struct links_node *other = links->nodes[i];
+		if (other->opening.node_id != of->opening.node_id && !is_away(other->opening.node_id) &&
+		    memcmp(other->address, of->address, sizeof(of->address)) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void note_listener(int fd, unsigned char ports[PORTS_BYTES])
+{
+	unsigned char address[16];
+	int listens = 0;
+	socklen_t bytes = sizeof(listens);
+	uint16_t port;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens != 0 &&
+	    address_of(fd, getsockname, address, &port))
+		ports[port / 8] |= (unsigned char)(1u << port % 8);
+}
+
+/* Whether somebody at this address has connected to one of these ports. */
+static bool was_accepted(int fd, const unsigned char ports[PORTS_BYTES], const unsigned char address[16])
+{
+	unsigned char here[16], there[16];
+	uint16_t port;
+
+	return address_of(fd, getpeername, there, &port) && memcmp(there, address, sizeof(there)) == 0 &&
+	       address_of(fd, getsockname, here, &port) && (ports[port / 8] >> port % 8 & 1) != 0;
+}
+
+bool links_end_srun(const struct links *links, uint32_t node, bool (*is_away)(uint32_t node))
 {
 	const struct links_node *of = links_node(links, node);
-	unsigned char there[16];
+	unsigned char ports[PORTS_BYTES] = { 0 }; /* on which this process listens */
 	struct dirent *entry;
 	DIR *folder;
 
-	for (uint32_t i = 0; of != NULL && i < links->count; i++)
-		if (of->own || (i != node && memcmp(links->nodes[i]->address, of->address, sizeof(there)) == 0))
-			return;
-	folder = of != NULL ? opendir("/proc/self/fd") : NULL;
-	while (folder != NULL && (entry = readdir(folder)) != NULL) {
+	if (of == NULL || of->own)
+		return true;
+	folder = is_shared(links, of, is_away) ? NULL : opendir("/proc/self/fd");
+	if (folder == NULL)
+		return false;
+	while ((entry = readdir(folder)) != NULL)
+		note_listener(atoi(entry->d_name), ports);
+	rewinddir(folder);
+	while ((entry = readdir(folder)) != NULL) {
 		int fd = atoi(entry->d_name);
-		if (fd > STDERR_FILENO && address_of(fd, getpeername, there) && memcmp(there, of->address, sizeof(there)) == 0 &&
-		    !is_link(links, fd))
+		if (fd > STDERR_FILENO && !is_link(links, fd) && was_accepted(fd, ports, of->address))
 			(void)shutdown(fd, SHUT_RDWR);
 	}
-	if (folder != NULL)
-		closedir(folder);
+	closedir(folder);
+	return true;
 }

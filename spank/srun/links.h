@@ -16,15 +16,6 @@
 #include "spank/wire/channel.h"
 #include "spank/wire/relay.h"
 
-/* The port on which srun listens for its nodes. libc only. */
-
-/* A socket that listens, in both families if the machine has them, on a free port from `low` to `high`, or on any if
-   they are 0; -1 and errno if there is none. */
-int listener_open(uint16_t low, uint16_t high);
-
-/* Whether at least so many ports of the range are free here and now. */
-bool listener_has_room(uint16_t low, uint16_t high, uint32_t ports);
-
 enum { ALL_SILENT = 3 };
 
 enum links_event {
@@ -120,10 +111,11 @@ bool links_send(struct links *links, uint32_t node, uint32_t type, const void *p
 /* Ends the connection of a node that does not belong to the step any more. No further connection of it is taken. */
 void links_lose(struct links *links, uint32_t node);
 
-/* Ends the connections that srun itself has with a node that is lost for good, unless another node has its address.
-   srun takes an end of its I/O connection for a task's, but an error, as a node gives that has lost its power and is
-   back, for the end of the step. */
-void links_end_srun(const struct links *links, uint32_t node);
+/* Ends the connections that a node which is lost for good has opened to srun itself, unless another node that is not
+   away has its address; nodes are named as they name themselves in openings. srun takes an end of its I/O connection
+   for a task's, but an error, as a node gives that has lost its power and is back, for the end of the step. False: it
+   is to be called again, as nothing was done. */
+bool links_end_srun(const struct links *links, uint32_t node, bool (*is_away)(uint32_t node));
 
 enum links_rest {
 	REST_NONE,    /* all nodes have said good-bye */

@@ -49,7 +49,8 @@ static void forget_silent(struct pace_step *step)
 	}
 }
 
-static void take_rank(struct pace_step *step, const struct pace_note *note, const struct pace_rank_note *rank, uint32_t node)
+static void take_rank(struct pace_step *step, const struct pace_note *note, const struct pace_rank_note *rank,
+                      uint32_t node)
 {
 	struct pace_told *told = &step->ranks[rank->rank];
 
@@ -146,7 +147,8 @@ bool pace_step_take(struct pace_step *step, const unsigned char bytes[PACE_NOTE_
 /* ---- lines ------------------------------------------------------------------------------ */
 
 /* Writes "rank 3", or "ranks 3-5, 7" for the new ones of the node. Returns the first; *count gets how many. */
-static const struct pace_told *add_ranks(const struct pace_step *step, uint32_t node, struct sink *sink, uint32_t *count)
+static const struct pace_told *add_ranks(const struct pace_step *step, uint32_t node, struct sink *sink,
+                                         uint32_t *count)
 {
 	const struct pace_told *first = NULL;
 

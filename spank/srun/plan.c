@@ -268,8 +268,8 @@ static void lose(struct plan *plan, uint32_t index, const char *text, uint64_t n
 	succession_go_on(plan, now_ns);
 }
 
-/* If no other node has spoken either, srun itself is cut off. srun hears a node that is its own host all the same, so that
-   node counts only if there is no further one. */
+/* If no other node has spoken either, srun itself is cut off. srun hears a node that is its own host all the same, so
+   that node counts only if there is no further one. */
 static bool is_alone(const struct plan *plan, uint32_t silent, uint64_t now_ns)
 {
 	uint64_t lately_ns = plan->policy.silence_ms * NS_PER_MS / 2;

@@ -253,7 +253,8 @@ static void add_next(const struct relaunch_step *step, const struct relaunch_ste
 	sink_add(sink, " (%u spare%s left)", next->spares, next->spares == 1 ? "" : "s");
 }
 
-bool relaunch_unstarted(const struct relaunch_step *step, const struct presence *presence, const struct srun_words *given)
+bool relaunch_unstarted(const struct relaunch_step *step, const struct presence *presence,
+                        const struct srun_words *given)
 {
 	/* srun has set the variable to the job's nodes. */
 	const char *list = relaunched.nodes != NULL ? relaunched.nodes : getenv("SLURM_NODELIST");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SLURM ends a step that it cannot start on each of its nodes, because slurmd does not answer there, or the Prolog fails. With
-   restart= and enough nodes, srun then starts itself again: no node can join a step later, so another one begins. If srun has
-   made the job for the step, that job has ended too, and srun asks for another one without the nodes. */
+/* SLURM ends a step that it cannot start on each of its nodes, because slurmd does not answer there, or the Prolog
+   fails. With restart= and enough nodes, srun then starts itself again: no node can join a step later, so another one
+   begins. If srun has made the job for the step, that job has ended too, and srun asks for another one without the
+   nodes. */
 #pragma once
 
 #include <stdbool.h>
@@ -19,16 +20,17 @@ struct relaunch_step {
 	bool may_go_on;   /* in another step */
 };
 
-/* When srun begins: notes where its input begins, and takes what the srun before it has left for it, so that no task and no
-   other srun gets that. */
+/* When srun begins: notes where its input begins, and takes what the srun before it has left for it, so that no task
+   and no other srun gets that. */
 void relaunch_begin(void);
 
 /* How many spares and further jobs are left, if an srun before this one has left nodes out; otherwise as it is. */
 void relaunch_take_rest(uint32_t *spares, uint32_t *jobs);
 
-/* At srun's very end: if there are nodes of the step on which no task has begun, names them, and starts srun again, unless
-   end_signal_came(). False: there are none. True: srun was not started again. */
-bool relaunch_unstarted(const struct relaunch_step *step, const struct presence *presence, const struct srun_words *given);
+/* At srun's very end: if there are nodes of the step on which no task has begun, names them, and starts srun again,
+   unless end_signal_came(). False: there are none. True: srun was not started again. */
+bool relaunch_unstarted(const struct relaunch_step *step, const struct presence *presence,
+                        const struct srun_words *given);
 
 /* ---- restart=, spare= and min-nodes=, which srun settles before the step begins. A user's that do not fit the step
    are refused; a site's do not count then. ---- */

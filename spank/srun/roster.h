@@ -74,8 +74,8 @@ bool roster_all_gone(const struct roster *roster);
 
 bool roster_is_usable(const struct roster_node *node);
 
-/* All nodes that count are clear: whether ranks have stayed, all that ran have, and each dead one, of which there is one
-   at least, can be started anew, on its node or on one that waits; and whether any ranks have stayed. */
+/* All nodes that count are clear: whether ranks have stayed, all that ran have, and each dead one, of which there is
+   one at least, can be started anew, on its node or on one that waits; and whether any ranks have stayed. */
 bool roster_can_join(const struct roster *roster);
 bool roster_any_kept(const struct roster *roster);
 

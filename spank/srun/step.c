@@ -382,7 +382,8 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	return true;
 }
 
-bool step_act_before(struct step *step, const char *node, uint64_t heard_ns, uint64_t now_ns, struct step_action *action)
+bool step_act_before(struct step *step, const char *node, uint64_t heard_ns, uint64_t now_ns,
+                     struct step_action *action)
 {
 	const struct step_case *what = &step->cases[CASE_CAUSE];
 

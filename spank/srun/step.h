@@ -136,7 +136,8 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action);
 
 /* The same when a node falls silent of which srun last heard at `heard_ns`: a failure that is held because an earlier
    one may be told, and was before the silence or on that node, is its own cause. False: there is none. */
-bool step_act_before(struct step *step, const char *node, uint64_t heard_ns, uint64_t now_ns, struct step_action *action);
+bool step_act_before(struct step *step, const char *node, uint64_t heard_ns, uint64_t now_ns,
+                     struct step_action *action);
 
 void step_answer(struct step *step, bool slurm_ends_it);
 

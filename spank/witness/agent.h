@@ -90,8 +90,8 @@ bool agent_is_known(const struct agents *agents, struct error *error);
 /* In the task: it becomes the agent, which slurmstepd sees. The caller soon calls agent_serve(). */
 void agent_become(const struct agents *agents, uint32_t local_task);
 
-/* In the agent. Returns in each generation's child, with the generation's number, and in no other process. The child has
-   the task's signal mask and dispositions, and dies with the agent. */
+/* In the agent. Returns in each generation's child, with the generation's number, and in no other process. The child
+   has the task's signal mask and dispositions, and dies with the agent. */
 uint32_t agent_serve(void);
 
 /* In that child: the program of the former generation stays, so the child is to tell it the identity that it has in

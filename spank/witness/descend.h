@@ -22,8 +22,8 @@ void descend_kill_children(struct descend_asked *asked);
 
 /* Sends SIGKILL to processes that the calling process, a subreaper, has adopted from programs of the process group.
    Such a process is a child of the caller, and is in that group or has left the caller's session. Processes that
-   is_kept() names are left alone; it is asked last, because another process may fork one meanwhile. Returns how many were
-   killed. The caller adopts their children, and the next call finds them. */
+   is_kept() names are left alone; it is asked last, because another process may fork one meanwhile. Returns how many
+   were killed. The caller adopts their children, and the next call finds them. */
 uint32_t descend_kill_adopted(pid_t group, bool (*is_kept)(pid_t pid, const void *about), const void *about);
 
 /* Sends SIGKILL to the children of another process, and tells how many there are. */

@@ -54,12 +54,12 @@ struct witness_words {
 	void *about;
 };
 
-/* In a task: whether another task has made the witness. If another task is making it, waits until it is there, so that no
-   program runs without it; one second at most. */
+/* In a task: whether another task has made the witness. If another task is making it, waits until it is there, so that
+   no program runs without it; one second at most. */
 bool witness_is_made(const struct witness *witness);
 
-/* In a task; the second call and later ones make none, and wait as witness_is_made(). Without a witness the node judges by
-   the ends alone. */
+/* In a task; the second call and later ones make none, and wait as witness_is_made(). Without a witness the node judges
+   by the ends alone. */
 void witness_make(struct witness *witness, const struct witness_words *words);
 
 /* In slurmstepd: what Slurm has sent so far. */

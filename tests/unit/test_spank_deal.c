@@ -2,6 +2,7 @@
 /* runs: asan tsan; all: unit */
 /* spank/wire/deal: orders come out as they went in, and what is cut or contradicts itself is none.
    spank/srun/dealer: what becomes of a node whose link closes. The relay is this file's. */
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -493,6 +494,52 @@ TEST(the_node_of_rank_zero_knows_who_waits)
 	/* Rank 0 has moved. */
 	until_told(2, 1, "");
 	assert_int_equal(far[1].times_told, 0);
+	end();
+}
+
+/* Gives srun's end of a connection that the node opens to srun itself, from 127.0.0.NODE. */
+static int open_io(uint32_t node, int listener, int *far_end)
+{
+	struct sockaddr_in from = { .sin_family = AF_INET, .sin_addr = { htonl(0x7f000000 + node) } }, to;
+	socklen_t bytes = sizeof(to);
+
+	links.nodes[node]->address[10] = links.nodes[node]->address[11] = 0xff;
+	memcpy(links.nodes[node]->address + 12, &from.sin_addr, sizeof(from.sin_addr));
+	*far_end = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(*far_end, (struct sockaddr *)&from, sizeof(from)), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&to, &bytes), 0);
+	assert_int_equal(connect(*far_end, (struct sockaddr *)&to, sizeof(to)), 0);
+	return accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+/* When the step is over, output of a node that is silent, and speaks again, may still come. */
+TEST(what_a_lost_node_has_opened_to_srun_ends_while_ranks_are_replaced)
+{
+	const struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), io[NODES], far_io[NODES];
+	char byte;
+
+	assert_int_equal(bind(listener, (const struct sockaddr *)&any, sizeof(any)), 0);
+	assert_int_equal(listen(listener, NODES), 0);
+	begin();
+	for (uint32_t i = 1; i < NODES; i++)
+		io[i] = open_io(i, listener, &far_io[i]);
+	for (uint32_t i = 1; i < NODES; i++) {
+		assert_int_equal(recv(io[1], &byte, 1, 0), i == 1 ? -1 : 0);
+		channel_fill(&far[i].channel);
+		channel_end(&far[i].channel);
+		if (i == 1)
+			until_generation(2);
+	}
+	until_end();
+	turn();
+	says("no spare is left");
+	assert_int_equal(recv(io[2], &byte, 1, 0), -1);
+	for (uint32_t i = 1; i < NODES; i++) {
+		close(io[i]);
+		close(far_io[i]);
+	}
+	close(listener);
 	end();
 }
 

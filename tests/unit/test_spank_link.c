@@ -625,6 +625,77 @@ TEST(a_node_that_was_given_up_finds_out)
 	}
 }
 
+/* ---- srun's own connections -------------------------------------------------------------------- */
+
+static uint32_t node_away;
+
+static bool is_away(uint32_t node)
+{
+	return node == node_away;
+}
+
+static int connect_from(const char *address)
+{
+	struct sockaddr_in from = { .sin_family = AF_INET, .sin_addr = { inet_addr(address) } };
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(srun.relay.port),
+	                          .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_int_equal(bind(fd, (struct sockaddr *)&from, sizeof(from)), 0);
+	assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
+	return fd;
+}
+
+/* Whether a connection on which nothing comes has ended. */
+static bool has_ended(int fd)
+{
+	char byte;
+
+	return recv(fd, &byte, 1, MSG_DONTWAIT) == 0;
+}
+
+/* Of node 0: whether what it has opened to srun is ended. What others have opened never is, nor what srun has, nor links. */
+static bool ends_srun(void)
+{
+	int far_ends[] = { connect_from("127.0.0.1"), connect_from("127.0.0.2") };
+	int io = accept4(srun.listener, NULL, NULL, SOCK_CLOEXEC), other = accept4(srun.listener, NULL, NULL, SOCK_CLOEXEC);
+	int outgoing = connect_from("127.0.0.1");
+	bool done = links_end_srun(&srun.links, 0, is_away);
+
+	assert_int_equal(has_ended(io), done);
+	assert_false(has_ended(other) || has_ended(outgoing) || has_ended(srun.links.nodes[0]->channel.fd));
+	assert_int_equal(is_open(1) && has_ended(srun.links.nodes[1]->channel.fd), 0);
+	close(io);
+	close(other);
+	close(far_ends[0]);
+	close(far_ends[1]);
+	close(outgoing);
+	/* Takes it from the queue. */
+	close(accept4(srun.listener, NULL, NULL, SOCK_CLOEXEC));
+	return done;
+}
+
+TEST(what_a_lost_node_has_opened_to_srun_ends)
+{
+	struct link link, second;
+
+	node_away = 0;
+	begin_pair(&link);
+	srun.links.nodes[0]->own = false;
+	assert_true(ends_srun());
+	begin_node(&second, 1, SILENCE_MS);
+	UNTIL(&second, is_open(1) && link_was_open(&second));
+	assert_false(ends_srun());
+	/* The other one is lost, too; and it is the same node, made anew. */
+	node_away = 1;
+	assert_true(ends_srun());
+	node_away = 2;
+	srun.links.nodes[1]->opening.node_id = 0;
+	assert_true(ends_srun());
+	link_end(&second);
+	end_pair(&link);
+}
+
 /* ---- silence, with the time given -------------------------------------------------------------- */
 
 static struct channel far[NODES]; /* the nodes' ends */

@@ -526,6 +526,38 @@ TEST(restarts_of_a_user_count_more_than_on_failure_of_a_site)
 	assert_non_null(strstr(error.text, "'restart' and 'on-failure=continue', which this site has locked,"));
 }
 
+/* Beside restart= of the site they ask for its restarts. */
+TEST(spares_of_a_user_count_more_than_on_failure_of_a_site)
+{
+	static const struct { const char *list, *expected, *error, *locked; } cases[] = {
+		{ "spare=2", "kill_on_stall=1 restarts=3 spares=2 ", "'spare' and 'on-failure=continue' do",
+		  "'spare' and 'on-failure=continue', which this site has locked, do" },
+		{ "min-nodes=3", "kill_on_stall=1 restarts=3 min_nodes=3 ", "'min-nodes' and 'on-failure=continue' do",
+		  "'min-nodes' and 'on-failure=continue', which this site has locked, do" },
+		{ "spare=0", "kill_on_failure=0 ", NULL, NULL }, { "", "kill_on_failure=0 ", NULL, NULL },
+	};
+	char *words[] = { (char[]){ "restart=3" }, (char[]){ "on-failure=continue" } };
+	struct site site;
+	struct error error = { "" };
+
+	assert_true(site_parse(&site, 2, words, &error));
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		const uint32_t locked = 1u << option_find("on-failure", strlen("on-failure"));
+		struct settings settings = site.defaults;
+		char list[64];
+		assert_true(user_list_read(&settings, cases[i].list, 0, &error));
+		assert_string_equal(shown(&settings), cases[i].expected);
+		if (cases[i].error == NULL)
+			continue;
+		settings = site.defaults;
+		assert_false(user_list_read(&settings, cases[i].list, locked, &error));
+		assert_non_null(strstr(error.text, cases[i].locked));
+		snprintf(list, sizeof(list), "%s,on-failure=continue", cases[i].list);
+		assert_false(user_list_read(&settings, list, 0, &error));
+		assert_non_null(strstr(error.text, cases[i].error));
+	}
+}
+
 TEST(empty_site_line_is_the_built_in_defaults)
 {
 	struct settings base = defaults();

@@ -401,6 +401,14 @@ TEST(a_crash_restarts_all_ranks)
 	pass(60000);
 	expect_success();
 	assert_string_equal(world.said, "");
+	/* A spare stays one. */
+	begin(3, 2, 3, 1, 0);
+	fail_of("rank 3 died", "n1", 3, 11);
+	expect_said("rank 3 died; restart 1 of 3 (1 spare left)\n");
+	expect_ranks(1, 1, 2, 3);
+	assert_int_equal(world.go[2].node_rank, DEAL_SPARE);
+	assert_int_equal(world.go[2].generation, 2);
+	expect_success();
 }
 
 TEST(restarts_are_used_up)
@@ -543,6 +551,11 @@ TEST(a_damaged_node_is_replaced_at_once)
 	lose_power(0);
 	silent(0);
 	expect_end(SILENT("n0", "0-1") NO_SPARE, EXITED(1));
+	/* A healthy node keeps its place if the damaged one is not known. */
+	begin(3, 2, 9, 1, 0);
+	damage_of("n1.example.org");
+	expect_said("rank 3 has other parameters; restart 1 of 9 (1 spare left)\n");
+	expect_success();
 }
 
 TEST(the_step_goes_on_without_a_damaged_node_if_it_may)

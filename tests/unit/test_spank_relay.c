@@ -397,6 +397,19 @@ TEST_WITH(garbage_keeps_nobody_out, NULL, end_relay)
 	assert_string_equal(said, "true");
 }
 
+TEST_WITH(control_bytes_never_reach_the_terminal, NULL, end_relay)
+{
+	struct relay relay = open_relay(LONG_MS);
+	char text[2 * RELAY_TEXT_MAX];
+
+	memset(text, '\033', sizeof(text) - 1);
+	text[sizeof(text) - 1] = '\0';
+	assert_true(tell(&relay, text, 0, false));
+	relay_close();
+	assert_int_equal(strlen(said), RELAY_TEXT_MAX);
+	assert_int_equal(strspn(said, "?"), RELAY_TEXT_MAX);
+}
+
 /* A port on which somebody else listens: it accepts, or answers wrongly. */
 TEST_WITH(node_gives_up_on_what_is_not_its_srun, NULL, end_relay)
 {

@@ -2,7 +2,7 @@
 /* runs: asan; all: unit tsan */
 /* spank/node/report: the sentence about a failed task, from a page not to trust.
    spank/wire/judge: what follows from the end of a task, one line per case.
-   spank/wire/progress_page: who is named when ranks give up because of another one, and
+   spank/wire/progress_page, spank/node/node: who is named when ranks give up because of another one, and
    what that one was doing. */
 #include <ctype.h>
 #include <signal.h>
@@ -323,7 +323,7 @@ TEST(waiting_verdict_outweighs_hearsay)
 	}
 }
 
-/* ---- spank/wire/progress_page --------------------------------------------------- */
+/* ---- spank/wire/progress_page, spank/node/node ---------------------------------- */
 
 #define SECOND 1000000000ull
 
