@@ -47,11 +47,8 @@ int ddp_segment_open(int64_t pid, int fd)
 		return opened;
 	if (opened >= 0)
 		close(opened);
-	if (opened >= 0 || errno == EISDIR || errno == ENXIO || errno == EROFS || errno == ETXTBSY || errno == EPERM)
-		errno = ESTALE;
-	/* A rank's own segment can be written by all of its user; whose descriptors cannot be seen is told by ENOENT or
-	   EACCES. */
-	if (errno == EACCES && faccessat(AT_FDCWD, path, F_OK, 0) == 0)
+	/* What may be a lack of rights on the peer's segment, too, stays as it is. */
+	if (opened >= 0 || errno == EISDIR || errno == ENXIO || errno == EROFS || errno == ETXTBSY)
 		errno = ESTALE;
 	return -1;
 }

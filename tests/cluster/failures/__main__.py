@@ -246,9 +246,12 @@ class Soak:
         """No false alarm, however busy the machine is."""
         burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(self.args.load)]
         training = Training(self.cluster, self.args.place, "calm", self.layout, CALM_STEPS, CALM_STEP_US, self.keys)
-        end, loads = time.monotonic() + self.args.calm, []
+        loads, patience = [], time.monotonic() + 120
         try:
             training.start()
+            while training.runs() and training.step() == 0 and time.monotonic() < patience:
+                time.sleep(0.1)
+            end = time.monotonic() + self.args.calm
             while time.monotonic() < end and training.runs():
                 time.sleep(1)
                 loads.append(os.getloadavg()[0])
