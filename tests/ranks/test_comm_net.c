@@ -427,7 +427,7 @@ const char *__lsan_default_suppressions(void);
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void) { return "leak:libucs.so"; }
 #endif
 
-enum { CONNECTING = 6, ROUNDS = 50, LATEST_US = 25000 };
+enum { CONNECTING = 6, ROUNDS = SANITIZER ? 12 : 50, LATEST_US = 25000 };
 
 static int victim = DDP_NOBODY, delay_us; /* of the round */
 

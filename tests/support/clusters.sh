@@ -83,7 +83,8 @@ cluster_test()
 	started=$SECONDS before=$(count FAIL cluster "$name")
 	rm -rf "$own" && mkdir -p "$own" && chmod 1777 "$own" || return 1
 	: >"$log"
-	limited $((${TEST_SECONDS:-$(header "$file" seconds 120)} * $(slowness))) "$log" env -C "$own" work="$own" \
+	# The machine may become busy later.
+	limited $((2 * ${TEST_SECONDS:-$(header "$file" seconds 120)} * $(slowness))) "$log" env -C "$own" work="$own" \
 		source="$source" build="$(build_of cluster)" prefix="$prefix" cluster="$cluster" \
 		all="$all" LD_LIBRARY_PATH="$prefix/lib" bash "$file" || status=$?
 	from_tap cluster "$name" $status "$log"
