@@ -47,7 +47,7 @@ int ddp_segment_open(int64_t pid, int fd)
 		return opened;
 	if (opened >= 0)
 		close(opened);
-	/* What may be a lack of rights on the peer's segment, too, stays as it is. */
+	/* Other errors may also be a lack of rights on the peer's segment, so they stay as they are. */
 	if (opened >= 0 || errno == EISDIR || errno == ENXIO || errno == EROFS || errno == ETXTBSY)
 		errno = ESTALE;
 	return -1;

@@ -96,7 +96,7 @@ static ddp_status move_beside(const joining *j, int64_t at, size_t count)
 		? move_grads(j, at, left < (int64_t)count ? (size_t)left : count) : status;
 }
 
-/* What the owners of shards update comes with the shards. */
+/* Owners of shards send what they update with their shards. */
 static ddp_status give_params(const joining *j)
 {
 	const int64_t all = j->model->layout.all, first = j->sharded ? j->model->layout.elements : 0;

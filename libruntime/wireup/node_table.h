@@ -7,7 +7,7 @@
 #include "base/segment.h"
 #include "ddp.h"
 
-/* Of a rank; {.fd = -1} at first. */
+/* Each rank has one, which begins as {.fd = -1}. */
 typedef struct ddp_node_table {
 	int fd;                  /* of its own memory, then of the leader's; -1: none */
 	bool leads;

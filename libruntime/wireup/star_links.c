@@ -122,7 +122,7 @@ void ddp_star_say(ddp_star_link *link, const unsigned char *frame, size_t bytes,
 		ddp_frame_reset(&link->reader);
 }
 
-/* What to wait for on a connection now. A rank that has all blobs may close its one. */
+/* Says what to wait for on a connection now. A rank that has all blobs may close its own. */
 static ddp_status watch_on(const ddp_star *star, ddp_star_link *link)
 {
 	return ddp_star_watch(star, link, link->sent < link->bytes ? EPOLLOUT : link->awaited != 0 ? EPOLLIN

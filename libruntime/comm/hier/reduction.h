@@ -14,8 +14,8 @@
 #include "comm/ops/blocks.h"
 #include "comm/ops/kernels.h"
 
-/* What a reduction between nodes is to the algorithms that could run it, and how they say how long it takes them, from
-   what the network was measured to do. Each algorithm's file has its own formula, which needs no communicator: all
+/* This tells what a reduction between nodes is to the algorithms that could run it, and how they say how long it takes
+   them, from what the network was measured to do. Each algorithm's file has its own formula, which needs no communicator: all
    ranks get the same figures from the same numbers.
 
    The model is that of Hockney (1994) with the time that a message takes its sender or receiver (LogP, Culler et al.

@@ -16,7 +16,7 @@ void *ddp_memory_at(ddp_comm *comm, int i, const ddp_memory_ref *ref);
    is of ddp_mem_alloc(). DDP_ERR_INVALID: the ranks do not share it. No lock is needed. */
 ddp_status ddp_memory_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
 
-/* What passes through the control segment, and where. */
+/* These functions tell what passes through the control segment, and where. */
 
 /* The node's i-th rank's slots of the staged path, for window k. */
 static inline char *ddp_stage_slot(const ddp_comm *comm, int i, size_t k)
