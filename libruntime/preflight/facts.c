@@ -140,25 +140,6 @@ static int64_t numa_of(const char *device)
 	return read_line(path, line, sizeof(line)) ? strtol(line, NULL, 10) : -1;
 }
 
-/* The first device of a class that tells has it; bridges and such have none. */
-static int64_t numa_of_class(const char *class)
-{
-	DIR *folder = opendir(class);
-	const struct dirent *entry;
-	int64_t numa = -1;
-	char path[LINE];
-
-	while (folder != NULL && numa < 0 && (entry = readdir(folder)) != NULL) {
-		if (entry->d_name[0] == '.')
-			continue;
-		snprintf(path, sizeof(path), "%.100s/%.300s/device", class, entry->d_name);
-		numa = numa_of(path);
-	}
-	if (folder != NULL)
-		closedir(folder);
-	return numa;
-}
-
 static bool is_of_numa(int cpu, int numa)
 {
 	char path[128];
@@ -227,7 +208,7 @@ void preflight_facts_read(struct preflight_facts *facts, const ddp_job *job, int
 
 	*facts = (struct preflight_facts){ .rank = job->rank, .node = job->node_rank, .local_rank = job->local_rank,
 		                           .threads = threads, .memlock = facts->memlock, .nofile = facts->nofile,
-		                           .gpu_numa = -1, .gpu_ecc_errors = -1, .nic_numa = -1 };
+		                           .gpu_numa = -1, .gpu_ecc_errors = -1 };
 	note(facts->node_name, name != NULL && name[0] != '\0' ? name : job->hostname);
 	note_line(facts->machine, "/proc/sys/kernel/random/boot_id");
 	if (facts->machine[0] == '\0')
@@ -238,7 +219,6 @@ void preflight_facts_read(struct preflight_facts *facts, const ddp_job *job, int
 	facts->memory_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
 	note_shm(facts);
 	facts->has_rdma = !is_empty("/sys/class/infiniband");
-	facts->nic_numa = facts->has_rdma ? numa_of_class("/sys/class/infiniband") : numa_of_class("/sys/class/net");
 	note_cpus(facts);
 }
 
@@ -394,7 +374,7 @@ void preflight_gpu_read(struct preflight_facts *facts)
 /* ---- which ddp-preflight each rank runs ---- */
 
 /* It grows when a structure that ranks send changes, or the order in which they send. */
-enum { FORM = 2 };
+enum { FORM = 3 };
 
 const char *preflight_version(void)
 {
@@ -422,58 +402,37 @@ static bool is_same(const struct preflight_release *a, const struct preflight_re
 	return is_word(a->version, b->version) && is_word(a->form, b->form);
 }
 
-/* The first rank of those that run what most run. */
-static int usual_of(const struct preflight_release *all, int ranks)
-{
-	int usual = 0, most = 0;
-
-	for (int r = 0; r < ranks; r++) {
-		int same = 0;
-		for (int q = 0; q < ranks; q++)
-			same += is_same(&all[q], &all[r]);
-		/* No other release has more. Otherwise each rank would compare all ranks with all. */
-		if (2 * same >= ranks)
-			return r;
-		if (same > most) {
-			most = same;
-			usual = r;
-		}
-	}
-	return usual;
-}
-
 /* Whether no earlier rank of this one's node runs another release, too. */
-static bool is_first_of_node(const struct preflight_release *all, int rank, int usual)
+static bool is_first_of_node(const struct preflight_release *all, int rank)
 {
-	for (int r = 0; r < rank; r++)
-		if (!is_same(&all[r], &all[usual]) && is_word(all[r].node, all[rank].node))
+	for (int r = 1; r < rank; r++)
+		if (!is_same(&all[r], &all[0]) && is_word(all[r].node, all[rank].node))
 			return false;
 	return true;
 }
 
 bool preflight_releases_agree(const struct preflight_release *all, int ranks, char text[PREFLIGHT_RELEASE_TEXT])
 {
-	int usual = usual_of(all, ranks), odd = -1, nodes = 0;
+	int odd = 0, nodes = 0;
 	char others[48] = "";
 
-	for (int r = 0; r < ranks; r++) {
-		if (is_same(&all[r], &all[usual]))
+	for (int r = ranks - 1; r > 0; r--) {
+		if (is_same(&all[r], &all[0]))
 			continue;
-		odd = odd < 0 ? r : odd;
-		nodes += is_first_of_node(all, r, usual);
+		odd = r;
+		nodes += is_first_of_node(all, r);
 	}
-	if (odd < 0)
+	if (odd == 0)
 		return true;
 	if (nodes > 1)
 		snprintf(others, sizeof(others), " and %d other node%s", nodes - 1, nodes > 2 ? "s" : "");
-	if (is_word(all[odd].version, all[usual].version))
+	if (is_word(all[odd].version, all[0].version))
 		snprintf(text, PREFLIGHT_RELEASE_TEXT,
-		         "%.63s%s run%s another build of ddp-preflight %.63s than other nodes: install one build on all nodes",
-		         all[odd].node, others, nodes > 1 ? "" : "s", all[odd].version);
+		         "%.63s%s run%s another build of ddp-preflight %.63s than %.63s: install one build on all nodes",
+		         all[odd].node, others, nodes > 1 ? "" : "s", all[odd].version, all[0].node);
 	else
 		snprintf(text, PREFLIGHT_RELEASE_TEXT,
-		         "%.63s%s run%s ddp-preflight %.63s, and other nodes run %.63s: install one release on all "
-		         "nodes",
-		         all[odd].node, others, nodes > 1 ? "" : "s", all[odd].version, all[usual].version);
+		         "%.63s%s run%s ddp-preflight %.63s, and %.63s runs %.63s: install one release on all nodes",
+		         all[odd].node, others, nodes > 1 ? "" : "s", all[odd].version, all[0].node, all[0].version);
 	return false;
 }

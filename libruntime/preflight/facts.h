@@ -41,7 +41,6 @@ struct preflight_facts {
 	int64_t gpu_ecc_errors;   /* uncorrected ones since the driver was loaded; -1: not known */
 	int64_t gpu_clock_mhz;    /* that it was set to for programs; 0: not known */
 	int64_t gpu_throttled;    /* the bits of NVML's reasons that mean heat or power; 0: none */
-	int64_t nic_numa;         /* of the node's first network card; -1: not known */
 };
 
 /* Notes the limits; to be called before libddp raises them. */
@@ -75,5 +74,5 @@ const char *preflight_version(void);
 /* Fills in this program's. `node` is the node's name. */
 void preflight_release_own(struct preflight_release *own, const char *node);
 
-/* Whether all ranks run the same; otherwise `text` says which nodes run another one. Pure. */
+/* Whether all ranks run what rank 0 runs; otherwise `text` says which nodes do not. Pure. */
 bool preflight_releases_agree(const struct preflight_release *all, int ranks, char text[PREFLIGHT_RELEASE_TEXT]);

@@ -4,9 +4,9 @@ bin_PROGRAMS += libruntime/preflight/ddp-preflight
 # Without main(), so that unit tests reach it.
 noinst_LTLIBRARIES += libruntime/preflight/libpreflight.la
 libruntime_preflight_libpreflight_la_SOURCES = \
-	libruntime/preflight/differences.c libruntime/preflight/differences.h \
 	libruntime/preflight/facts.c libruntime/preflight/facts.h \
 	libruntime/preflight/finding.c libruntime/preflight/finding.h \
+	libruntime/preflight/judge_facts.c libruntime/preflight/judge_facts.h \
 	libruntime/preflight/judge_links.c libruntime/preflight/judge_links.h \
 	libruntime/preflight/judge_ranks.c libruntime/preflight/judge_ranks.h \
 	libruntime/preflight/measure.c libruntime/preflight/measure.h \

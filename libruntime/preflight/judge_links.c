@@ -32,58 +32,42 @@ static double speed(const struct preflight_link *link)
 	return link->latency > 0 ? 1 / link->latency : 0;
 }
 
-static double of_node(const struct preflight_link *links, int count, int node, figure *value)
-{
-	double *own = malloc((size_t)(count > 0 ? count : 1) * sizeof(*own)), usual;
-	int mine = 0;
-
-	for (int i = 0; own != NULL && i < count; i++)
-		if (links[i].a == node || links[i].b == node)
-			own[mine++] = value(&links[i]);
-	usual = preflight_quantile(own, mine, BEST_QUARTER);
-	free(own);
-	return usual;
-}
-
 /* How far each link and node is from what is usual, as a share of it; the lower, the worse. 1: nothing is odd. */
 struct doubts {
 	double *link, *node;
+	double *usual, *values; /* room for a number per node, and per link */
 };
 
-static void raise_doubt(double *doubt, double share)
+static double of_node(const struct preflight_link *links, int count, int node, figure *value, double *values)
 {
-	if (share < *doubt)
-		*doubt = share;
+	int mine = 0;
+
+	for (int i = 0; i < count; i++)
+		if (links[i].a == node || links[i].b == node)
+			values[mine++] = value(&links[i]);
+	return preflight_quantile(values, mine, BEST_QUARTER);
 }
 
 static void look(struct doubts *doubts, const struct preflight_link *links, int count, int nodes, figure *value,
                  double limit)
 {
-	double *usual = calloc((size_t)nodes, sizeof(*usual)), *each = calloc((size_t)count, sizeof(*each));
-	double middle, spread;
+	double *usual = doubts->usual, *values = doubts->values;
 
-	if (usual == NULL || each == NULL) {
-		free(usual);
-		free(each);
-		return;
-	}
 	for (int n = 0; n < nodes; n++)
-		usual[n] = of_node(links, count, n, value);
-	middle = preflight_median(usual, nodes);
-	spread = preflight_spread(usual, nodes);
+		usual[n] = of_node(links, count, n, value, values);
+	const double middle = preflight_median(usual, nodes);
+	double spread = preflight_spread(usual, nodes);
 	for (int n = 0; n < nodes; n++)
 		if (preflight_is_suspect(usual[n], middle, spread, limit))
-			raise_doubt(&doubts->node[n], usual[n] / middle);
+			doubts->node[n] = fmin(doubts->node[n], usual[n] / middle);
 	for (int i = 0; i < count; i++)
-		each[i] = value(&links[i]);
-	spread = preflight_spread(each, count);
+		values[i] = value(&links[i]);
+	spread = preflight_spread(values, count);
 	for (int i = 0; i < count; i++) {
-		double wanted = fmin(usual[links[i].a], usual[links[i].b]);
-		if (preflight_is_suspect(each[i], wanted, spread, limit))
-			raise_doubt(&doubts->link[i], each[i] / wanted);
+		const double wanted = fmin(usual[links[i].a], usual[links[i].b]);
+		if (preflight_is_suspect(values[i], wanted, spread, limit))
+			doubts->link[i] = fmin(doubts->link[i], values[i] / wanted);
 	}
-	free(usual);
-	free(each);
 }
 
 static bool is_chosen(const struct preflight_links_again *again, const struct preflight_link *link)
@@ -125,21 +109,21 @@ static void choose_of_node(struct preflight_links_again *again, const struct dou
 	}
 }
 
-/* The link that is farthest from all suspicion, and is nearest to the middle among its like; -1: all are chosen. */
-static int most_innocent(const struct preflight_links_again *again, const struct doubts *doubts,
-                         const struct preflight_link *links, int count, double middle)
+/* The least suspicious link, and of several the one whose bandwidth is nearest to the middle; -1: all are chosen. */
+static int least_suspicious(const struct preflight_links_again *again, const struct doubts *doubts,
+                            const struct preflight_link *links, int count, double middle)
 {
 	double most = 0;
 	int found = -1;
 
 	for (int i = 0; i < count; i++) {
-		double innocence = fmin(doubts->link[i], fmin(doubts->node[links[i].a], doubts->node[links[i].b]));
-		if (is_chosen(again, &links[i]) || innocence < most)
+		const double share = fmin(doubts->link[i], fmin(doubts->node[links[i].a], doubts->node[links[i].b]));
+		if (is_chosen(again, &links[i]) || share < most)
 			continue;
-		if (found < 0 || innocence > most ||
+		if (found < 0 || share > most ||
 		    fabs(links[i].bandwidth - middle) < fabs(links[found].bandwidth - middle)) {
 			found = i;
-			most = innocence;
+			most = share;
 		}
 	}
 	return found;
@@ -148,13 +132,10 @@ static int most_innocent(const struct preflight_links_again *again, const struct
 static void choose_controls(struct preflight_links_again *again, const struct doubts *doubts,
                             const struct preflight_link *links, int count, const int *machine, int controls)
 {
-	double *each = calloc((size_t)count, sizeof(*each)), middle;
-
-	for (int i = 0; each != NULL && i < count; i++)
-		each[i] = links[i].bandwidth;
-	middle = each != NULL ? preflight_median(each, count) : 0;
-	free(each);
-	for (int i; controls > 0 && (i = most_innocent(again, doubts, links, count, middle)) >= 0; controls--)
+	for (int i = 0; i < count; i++)
+		doubts->values[i] = links[i].bandwidth;
+	const double middle = preflight_median(doubts->values, count);
+	for (int i; controls > 0 && (i = least_suspicious(again, doubts, links, count, middle)) >= 0; controls--)
 		choose(again, &links[i], machine, -1, true);
 }
 
@@ -193,26 +174,20 @@ static void choose_all(struct preflight_links_again *again, const struct doubts 
 void preflight_links_doubt(struct preflight_links_again *again, const struct preflight_link *links, int count,
                            int nodes, const int *machine)
 {
-	struct doubts doubts = { NULL, NULL };
-	bool *done;
+	double *room = malloc((size_t)(2 * (count + nodes) + 1) * sizeof(*room));
+	bool *done = calloc((size_t)(nodes + count) + 1, sizeof(*done));
 
 	*again = (struct preflight_links_again){ .count = 0 };
-	if (count < 2)
-		return;
-	doubts.link = malloc((size_t)count * sizeof(double));
-	doubts.node = malloc((size_t)nodes * sizeof(double));
-	done = calloc((size_t)(nodes + count), sizeof(*done));
-	if (doubts.link != NULL && doubts.node != NULL && done != NULL) {
-		for (int i = 0; i < count; i++)
-			doubts.link[i] = 1;
-		for (int n = 0; n < nodes; n++)
-			doubts.node[n] = 1;
+	if (count > 1 && room != NULL && done != NULL) {
+		struct doubts doubts = { .link = room, .node = room + count, .usual = room + count + nodes,
+			                 .values = room + count + 2 * nodes };
+		for (int i = 0; i < count + nodes; i++)
+			room[i] = 1;
 		look(&doubts, links, count, nodes, bandwidth, BANDWIDTH_DOUBT);
 		look(&doubts, links, count, nodes, speed, SPEED_DOUBT);
 		choose_all(again, &doubts, links, count, nodes, machine, done);
 	}
-	free(doubts.link);
-	free(doubts.node);
+	free(room);
 	free(done);
 }
 
@@ -257,7 +232,7 @@ static bool waits(const struct preflight_links_again *again, const struct prefli
 
 bool preflight_links_wait(const struct preflight_links_again *again, const struct preflight_link *link, int repeats)
 {
-	for (int i = 0; link != NULL && i < again->count; i++)
+	for (int i = 0; i < again->count; i++)
 		if (!again->control[i] && waits(again, link, repeats, i))
 			return true;
 	return false;

@@ -12,10 +12,9 @@ enum preflight_work {
 };
 enum preflight_way { PREFLIGHT_AT_ONCE, PREFLIGHT_ALONE, PREFLIGHT_WAYS };
 
-/* A rank reached these rates in a window of time. 0: it was not measured. */
+/* What a rank did in a window of time. 0: it was not measured. */
 struct preflight_figure {
-	double peak;  /* work per second in the best short slice */
-	double rate;  /* work per second over the whole window */
+	double rate;  /* work per second */
 	double share; /* processor time of the thread, as a share of the window */
 };
 
@@ -52,14 +51,13 @@ const char *preflight_work_unit(enum preflight_work work);
 void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct preflight_people *people,
                            const struct preflight_figures *figures);
 
-/* Judges the ranks: alone[repeat * again->count + i] of again->rank[i], at_once[repeat * people->ranks + rank]. Sets
-   unfit[node] where a rank does not get its processor. If other processes compete for the processors, as `busy` or the
-   shares of those compared with say, only large differences count, or a rank that never gets its processor where others
-   do as a rule. Returns whether a rank is named and others were disturbed, too: then more repeats make chance less
-   probable. */
+/* Judges the ranks by what was measured again: repeated[repeat * people->ranks + rank]. Sets unfit[node] where a rank does
+   not get its processor. If other processes compete for the processors, as `busy` or the shares of those compared with
+   say, only large differences count, or a rank that never gets its processor where others do as a rule. Returns whether
+   a rank is named and others were disturbed, too: then more repeats make chance less probable. */
 bool preflight_ranks_judge(struct preflight_findings *findings, const struct preflight_people *people,
-                           const struct preflight_ranks_again *again, const struct preflight_figures *alone,
-                           const struct preflight_figures *at_once, int repeats, bool busy, bool *unfit);
+                           const struct preflight_ranks_again *again, const struct preflight_figures *repeated,
+                           int repeats, bool busy, bool *unfit);
 
 /* Whether other processes compete for the processors of most ranks. */
 bool preflight_is_busy(const struct preflight_people *people, const struct preflight_figures *figures);

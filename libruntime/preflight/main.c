@@ -15,8 +15,8 @@
 
 #include "base/clock.h"
 #include "kernels.h"
-#include "preflight/differences.h"
 #include "preflight/facts.h"
+#include "preflight/judge_facts.h"
 #include "preflight/report.h"
 #include "preflight/survey.h"
 
@@ -26,6 +26,7 @@ enum { EXIT_FINE, EXIT_ODD, EXIT_UNMEASURED };
 
 struct options {
 	const char *json, *exclude; /* files; NULL: none */
+	int json_file, exclude_file; /* opened, on rank 0 */
 	const char *wireup;         /* NULL: the best there is */
 	int timeout_ms;
 	int spawn;                            /* local ranks without Slurm; 0: none */
@@ -93,7 +94,7 @@ static int read_options(struct options *options, int argc, char **argv)
 	};
 	int option, seconds = TIMEOUT_SECONDS;
 
-	*options = (struct options){ .timeout_ms = TIMEOUT_SECONDS * 1000 };
+	*options = (struct options){ .json_file = -1, .exclude_file = -1 };
 	while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
 		switch (option) {
 		case 'j': options->json = optarg; break;
@@ -184,7 +185,7 @@ static bool conclude(const struct preflight_survey *s, const struct options *opt
 	bool busy = preflight_is_busy(&s->people, s->figures), written = true;
 
 	findings.count = findings.odd = 0;
-	preflight_differences(&findings, s->facts, s->ranks);
+	preflight_facts_judge(&findings, s->facts, s->ranks);
 	preflight_survey_judge(s, &findings);
 	if (busy)
 		preflight_find(&findings, &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
@@ -195,10 +196,10 @@ static bool conclude(const struct preflight_survey *s, const struct options *opt
 		               "a rank that measured links had to wait for its processor, so of its links only large "
 		               "differences count");
 	if (options->json != NULL)
-		written &= could_write(preflight_report_json(options->json, s, &findings, ddp_seconds_since(begin_ns)),
+		written &= could_write(preflight_report_json(options->json_file, s, &findings, ddp_seconds_since(begin_ns)),
 		                       options->json);
 	if (options->exclude != NULL)
-		written &= could_write(preflight_report_exclude(options->exclude, s, &findings), options->exclude);
+		written &= could_write(preflight_report_exclude(options->exclude_file, s, &findings), options->exclude);
 	if (!options->quiet || findings.odd > 0)
 		preflight_report(options->for_srun ? stderr : stdout, s, &findings, ddp_seconds_since(begin_ns), width(),
 		                 has_colour(options->for_srun ? STDERR_FILENO : STDOUT_FILENO));
@@ -210,21 +211,21 @@ static bool conclude(const struct preflight_survey *s, const struct options *opt
 /* ---- before the measurement ---- */
 
 /* On rank 0. */
-static bool can_write(const struct options *options)
+static bool can_write(const char *option, const char *path, int *file)
 {
-	const struct {
-		const char *option, *path;
-	} outputs[] = { { "--json", options->json }, { "--exclude-file", options->exclude } };
-	char why[PREFLIGHT_WHY];
-	bool can = true;
+	const char *why;
 
-	for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); i++) {
-		if (outputs[i].path == NULL || preflight_output_check(outputs[i].path, why))
-			continue;
-		fprintf(stderr, "ddp-preflight: %s cannot write %s: %s\n", outputs[i].option, outputs[i].path, why);
-		can = false;
-	}
-	return can;
+	if (path == NULL || (*file = preflight_output_open(path, &why)) >= 0)
+		return true;
+	fprintf(stderr, "ddp-preflight: %s cannot write %s: %s\n", option, path, why);
+	return false;
+}
+
+static bool can_write_all(struct options *options)
+{
+	const bool json = can_write("--json", options->json, &options->json_file);
+
+	return can_write("--exclude-file", options->exclude, &options->exclude_file) && json;
 }
 
 /* On all ranks; rank 0 tells. *same: all ranks run the same program. */
@@ -250,12 +251,12 @@ static ddp_status compare_releases(ddp_context *context, const char *node, bool 
 
 /* On all ranks: whether the measurement can begin; otherwise *code is this rank's exit status. Rank 0 alone tells
    why, so that srun says once that it is not 0. */
-static bool can_begin(ddp_context *context, const struct options *options, const char *node, int *code)
+static bool can_begin(ddp_context *context, struct options *options, const char *node, int *code)
 {
 	const bool first = ddp_get_job(context)->rank == 0;
 	bool same = false;
 	ddp_status status = compare_releases(context, node, &same);
-	int32_t can = status == DDP_OK && same && (!first || can_write(options));
+	int32_t can = status == DDP_OK && same && (!first || can_write_all(options));
 
 	if (status == DDP_OK && same)
 		status = ddp_broadcast(ddp_world(context), &can, 1, DDP_I32, 0);
@@ -291,7 +292,7 @@ static int measure(ddp_context *context, const struct options *options, struct p
 	return code;
 }
 
-static int run(const struct options *options, uint64_t begin_ns)
+static int run(struct options *options, uint64_t begin_ns)
 {
 	ddp_options wanted = DDP_OPTIONS;
 	struct preflight_facts own = { .rank = 0 };

@@ -426,8 +426,8 @@ static double slice(struct preflight_bench *bench, enum preflight_work work)
 
 struct preflight_figure preflight_bench_run(struct preflight_bench *bench, enum preflight_work work, int ms)
 {
-	struct preflight_figure figure = { 0, 0, 0 };
-	double begin, cpu, done = 0, last, end;
+	struct preflight_figure figure = { 0, 0 };
+	double begin, cpu, done = 0, last;
 	dk_queue *before;
 
 	if (!preflight_bench_has(bench, work))
@@ -436,14 +436,10 @@ struct preflight_figure preflight_bench_run(struct preflight_bench *bench, enum 
 	if (work >= PREFLIGHT_GPU_PRODUCT)
 		dk_zero(bench->gpu, bench->gpu_bytes / (int64_t)sizeof(float));
 	begin = last = now(CLOCK_MONOTONIC);
-	end = begin + ms * 1e-3;
 	cpu = now(CLOCK_THREAD_CPUTIME_ID);
-	for (int i = 0; i < LEAST_SLICES || last < end; i++) {
-		double amount = slice(bench, work), time = now(CLOCK_MONOTONIC);
-		if (time > last && amount / (time - last) > figure.peak)
-			figure.peak = amount / (time - last);
-		done += amount;
-		last = time;
+	for (int i = 0; i < LEAST_SLICES || last < begin + ms * 1e-3; i++) {
+		done += slice(bench, work);
+		last = now(CLOCK_MONOTONIC);
 	}
 	dk_use(before);
 	figure.rate = done / (last - begin);

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,150 +135,56 @@ void preflight_report(FILE *out, const struct preflight_survey *s, const struct 
 
 /* ---- files ---- */
 
-__attribute__((format(printf, 2, 3))) static bool refuse(char why[PREFLIGHT_WHY], const char *format, ...)
+int preflight_output_open(const char *path, const char **why)
 {
-	va_list arguments;
+	/* The open of a pipe that nobody reads fails rather than waits. */
+	const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
 
-	va_start(arguments, format);
-	vsnprintf(why, PREFLIGHT_WHY, format, arguments);
-	va_end(arguments);
-	return false;
+	if (file >= 0 && fcntl(file, F_SETFL, O_APPEND) == 0)
+		return file;
+	*why = errno == ENOENT ? "there is no such folder: make it, or name another file" : strerror(errno);
+	if (file >= 0)
+		close(file);
+	return -1;
 }
 
-/* Standard output or error, if `info` is of the file to which it goes; otherwise -1. */
-static int standard(const struct stat *info)
+/* Whether standard output or error go to this file. */
+static bool is_standard(const struct stat *info)
 {
 	for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++) {
 		struct stat own;
 		if (fstat(fd, &own) == 0 && own.st_dev == info->st_dev && own.st_ino == info->st_ino)
-			return fd;
+			return true;
 	}
-	return -1;
+	return false;
 }
 
-static bool is_folder(const char *folder, char why[PREFLIGHT_WHY])
+bool preflight_output_write(int file, const char *text)
 {
 	struct stat info;
+	bool done = fstat(file, &info) == 0;
+	const char *at = text;
 
-	if (stat(folder, &info) == 0)
-		return S_ISDIR(info.st_mode) || refuse(why, "%s is no folder: name another file", folder);
-	if (errno == ENOENT)
-		return refuse(why, "there is no folder %s: make it, or name another file", folder);
-	return refuse(why, "its folder %s cannot be reached: %s", folder, strerror(errno));
-}
-
-/* Access rights do not tell all: a file system may be full, or read-only, or refuse root. */
-static bool can_make(const char *path, char why[PREFLIGHT_WHY])
-{
-	char folder[PATH_MAX], probe[PATH_MAX + 8];
-	const char *slash = strrchr(path, '/');
-	int fd;
-
-	if (strlen(path) >= PATH_MAX)
-		return refuse(why, "its name is too long: name a shorter one");
-	snprintf(folder, sizeof(folder), "%.*s", slash == NULL || slash == path ? 1 : (int)(slash - path),
-	         slash == NULL ? "." : path);
-	if (!is_folder(folder, why))
-		return false;
-	snprintf(probe, sizeof(probe), "%s.XXXXXX", path);
-	fd = mkostemp(probe, O_CLOEXEC);
-	if (fd < 0)
-		return refuse(why, "no file can be made in folder %s: %s", folder, strerror(errno));
-	close(fd);
-	unlink(probe);
-	return true;
-}
-
-bool preflight_output_check(const char *path, char why[PREFLIGHT_WHY])
-{
-	struct stat info;
-
-	if (path[0] == '\0')
-		return refuse(why, "the name is empty: name a file");
-	if (stat(path, &info) != 0)
-		return errno == ENOENT ? can_make(path, why) : refuse(why, "%s", strerror(errno));
-	if (S_ISDIR(info.st_mode))
-		return refuse(why, "it is a folder: name a file in it");
-	if (S_ISREG(info.st_mode) && standard(&info) < 0)
-		return can_make(path, why);
-	return access(path, W_OK) == 0 || refuse(why, "%s", strerror(errno));
-}
-
-static bool write_all(int fd, const char *text)
-{
-	size_t bytes = strlen(text);
-
-	while (bytes > 0) {
-		ssize_t written = write(fd, text, bytes);
-		if (written < 0 && errno == EINTR)
-			continue;
-		if (written < 0)
-			return false;
-		text += written;
-		bytes -= (size_t)written;
+	if (done && S_ISREG(info.st_mode) && !is_standard(&info))
+		done = ftruncate(file, 0) == 0;
+	fflush(stdout);
+	while (done && *at != '\0') {
+		const ssize_t written = write(file, at, strlen(at));
+		done = written >= 0 || errno == EINTR;
+		at += written > 0 ? written : 0;
 	}
-	return true;
-}
-
-/* Closes the file, and keeps errno of what failed first. */
-static bool end_file(int fd, bool done)
-{
-	int reason = errno;
-
-	if (close(fd) != 0 && done)
+	const int reason = errno;
+	if (close(file) != 0 && done)
 		return false;
 	errno = reason;
 	return done;
-}
-
-/* The open of a pipe that nobody reads fails rather than waits. */
-static bool write_directly(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
-
-	return fd >= 0 && end_file(fd, fcntl(fd, F_SETFL, 0) == 0 && write_all(fd, text));
-}
-
-static bool replace(const char *path, const char *text)
-{
-	size_t length = strlen(path) + 16;
-	char *temporary = malloc(length);
-	int fd, reason;
-	bool done;
-
-	if (temporary == NULL)
-		return false;
-	snprintf(temporary, length, "%s.XXXXXX", path);
-	fd = mkostemp(temporary, O_CLOEXEC);
-	done = fd >= 0 && end_file(fd, fchmod(fd, 0644) == 0 && write_all(fd, text)) && rename(temporary, path) == 0;
-	reason = errno;
-	if (!done && fd >= 0)
-		unlink(temporary);
-	free(temporary);
-	errno = reason;
-	return done;
-}
-
-bool preflight_output_write(const char *path, const char *text)
-{
-	struct stat info;
-	int fd;
-
-	if (stat(path, &info) != 0)
-		return replace(path, text);
-	fd = standard(&info);
-	if (fd >= 0) {
-		fflush(fd == STDOUT_FILENO ? stdout : stderr);
-		return write_all(fd, text);
-	}
-	return S_ISREG(info.st_mode) ? replace(path, text) : write_directly(path, text);
 }
 
 /* ---- as JSON, and for srun ---- */
 
 static json_t *figure_of(const struct preflight_figure *f)
 {
-	return json_pack("{s:f, s:f, s:f}", "peak", f->peak, "rate", f->rate, "share", f->share);
+	return json_pack("{s:f, s:f}", "rate", f->rate, "share", f->share);
 }
 
 static json_t *rank_of(const struct preflight_survey *s, int rank)
@@ -306,12 +211,11 @@ static json_t *rank_of(const struct preflight_survey *s, int rank)
 
 static json_t *node_of(const struct preflight_facts *f)
 {
-	return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:b, s:I}", "name", f->node_name,
+	return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:b}", "name", f->node_name,
 	                 "processor", f->processor, "processors", (json_int_t)f->processors, "memory_bytes",
 	                 (json_int_t)f->memory_bytes, "kernel", f->kernel, "glibc", f->glibc, "libddp", f->libddp,
 	                 "ucx", f->ucx, "driver", f->driver, "nccl", f->nccl, "shm_bytes", (json_int_t)f->shm_bytes,
-	                 "shm_free_bytes", (json_int_t)f->shm_free_bytes, "rdma", (int)(f->has_rdma != 0),
-	                 "nic_numa_node", (json_int_t)f->nic_numa);
+	                 "shm_free_bytes", (json_int_t)f->shm_free_bytes, "rdma", (int)(f->has_rdma != 0));
 }
 
 static json_t *finding_of(const struct preflight_survey *s, const struct preflight_finding *f)
@@ -351,8 +255,8 @@ static json_t *all_of(const struct preflight_survey *s, const struct preflight_f
 	                 "ranks", ranks, "links", links);
 }
 
-bool preflight_report_json(const char *path, const struct preflight_survey *survey,
-                           const struct preflight_findings *findings, double seconds)
+bool preflight_report_json(int file, const struct preflight_survey *survey, const struct preflight_findings *findings,
+                           double seconds)
 {
 	json_t *all = all_of(survey, findings, seconds);
 	char *text = all != NULL ? json_dumps(all, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
@@ -360,7 +264,7 @@ bool preflight_report_json(const char *path, const struct preflight_survey *surv
 
 	json_decref(all);
 	errno = ENOMEM;
-	done = text != NULL && preflight_output_write(path, text);
+	done = text != NULL && preflight_output_write(file, text);
 	free(text);
 	return done;
 }
@@ -388,7 +292,7 @@ static char *excluded_nodes(const struct preflight_survey *s, const struct prefl
 	return text;
 }
 
-bool preflight_report_exclude(const char *path, const struct preflight_survey *s,
+bool preflight_report_exclude(int file, const struct preflight_survey *s,
                               const struct preflight_findings *findings)
 {
 	int count;
@@ -398,7 +302,7 @@ bool preflight_report_exclude(const char *path, const struct preflight_survey *s
 	errno = ENOMEM;
 	if (text != NULL && count > 0)
 		strcat(text, "\n"); /* there is room for it */
-	done = text != NULL && preflight_output_write(path, text);
+	done = text != NULL && preflight_output_write(file, text);
 	free(text);
 	return done;
 }

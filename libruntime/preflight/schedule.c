@@ -3,8 +3,6 @@
 
 #include <stddef.h>
 
-enum { WORKS = 2 };
-
 static int bits(int nodes)
 {
 	int count = 0;
@@ -119,21 +117,4 @@ int preflight_alone_ms(int ranks)
 	if (ms < PREFLIGHT_ALONE_LEAST_MS)
 		return PREFLIGHT_ALONE_LEAST_MS;
 	return ms > PREFLIGHT_ALONE_MOST_MS ? PREFLIGHT_ALONE_MOST_MS : ms;
-}
-
-int preflight_plan_ms(int nodes, int ranks_per_machine)
-{
-	int alone = ranks_per_machine * (preflight_alone_ms(ranks_per_machine) + PREFLIGHT_BARRIER_MS);
-	int ranks = WORKS * (PREFLIGHT_WINDOW_MS + alone);
-
-	return PREFLIGHT_START_MS + ranks + preflight_rounds(nodes) * (PREFLIGHT_LINK_MS + PREFLIGHT_BARRIER_MS);
-}
-
-int preflight_again_ms(int ranks, int links)
-{
-	int work = ranks > 0 ? WORKS * PREFLIGHT_REPEATS * (PREFLIGHT_WINDOW_MS + PREFLIGHT_BARRIER_MS) : 0;
-	/* The controls of a link may have a node in common with it. */
-	int link = links > 0 ? 3 * PREFLIGHT_REPEATS * (PREFLIGHT_LINK_MS + PREFLIGHT_BARRIER_MS) : 0;
-
-	return work + link;
 }

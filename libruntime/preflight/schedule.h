@@ -37,12 +37,10 @@ int preflight_take_turns(struct preflight_item *items, int count, unsigned seed)
 /* How long one measurement takes, in milliseconds. */
 enum {
 	PREFLIGHT_LINK_MS = 18,     /* of a link, at most, where 64 KiB take less than a millisecond */
-	PREFLIGHT_BARRIER_MS = 2,   /* of all ranks between two measurements, on an idle network */
 	PREFLIGHT_WINDOW_MS = 120,  /* of a rank's work; longer than the period in which the kernel limits a control group */
 	PREFLIGHT_ALONE_MS = 600,   /* of all ranks of a machine, one after the other, for each kind of work */
 	PREFLIGHT_ALONE_LEAST_MS = 5,
 	PREFLIGHT_ALONE_MOST_MS = 60,
-	PREFLIGHT_START_MS = 700,   /* connections, memory, and what is read of each node */
 	PREFLIGHT_REPEATS = 5,      /* what looks odd is measured again so often, */
 	PREFLIGHT_REPEATS_BUSY = 10, /* and so often if it then still looks odd, and others were disturbed */
 	PREFLIGHT_SUBJECTS = 12,    /* so many ranks, and so many links, at most */
@@ -50,8 +48,3 @@ enum {
 
 /* How long each rank of a machine with so many ranks works alone, in milliseconds. */
 int preflight_alone_ms(int ranks);
-
-/* How long a preflight takes, in milliseconds, if nothing is odd. */
-int preflight_plan_ms(int nodes, int ranks_per_machine);
-/* How much longer, if so many ranks of different machines, and so many links without a common node, look odd. */
-int preflight_again_ms(int ranks, int links);

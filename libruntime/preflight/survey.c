@@ -64,8 +64,9 @@ static bool allocate(struct preflight_survey *s)
 	s->figures = calloc(ranks, sizeof(*s->figures));
 	s->left_out = calloc(nodes, sizeof(*s->left_out));
 	s->link = calloc(nodes * (size_t)(preflight_rounds(s->nodes) + 1), sizeof(*s->link));
+	s->repeated = calloc(s->job->rank == 0 ? ranks * PREFLIGHT_REPEATS_BUSY : 1, sizeof(*s->repeated));
 	return s->facts != NULL && s->node != NULL && s->machine != NULL && s->kind != NULL && s->machine_of_node != NULL &&
-	       s->names != NULL && s->figures != NULL && s->link != NULL && s->left_out != NULL;
+	       s->names != NULL && s->figures != NULL && s->link != NULL && s->left_out != NULL && s->repeated != NULL;
 }
 
 ddp_status preflight_survey_open(struct preflight_survey *s, ddp_context *context, struct preflight_bench *bench,
@@ -104,9 +105,7 @@ void preflight_survey_close(struct preflight_survey *s)
 	free(s->figures);
 	free(s->link);
 	free(s->left_out);
-	free(s->alone);
-	free(s->at_once);
-	free(s->link_again);
+	free(s->repeated);
 }
 
 /* ---- ranks ---- */
@@ -279,41 +278,18 @@ static ddp_status repeat_alone(struct preflight_survey *s, int repeat, struct pr
 	return ddp_barrier(s->world);
 }
 
-/* Adds room for more repeats behind those that are there. */
-static bool grow(void *array, size_t bytes, int before, int after, size_t each)
-{
-	void *grown = realloc(*(void **)array, (size_t)after * each * bytes + 1);
-
-	if (grown == NULL)
-		return false;
-	*(void **)array = grown;
-	memset((char *)grown + (size_t)before * each * bytes, 0, (size_t)(after - before) * each * bytes);
-	return true;
-}
-
 /* Each rank hands in its new repeats, and rank 0 puts them in the order of the verdict. */
 static ddp_status collect_ranks(struct preflight_survey *s, const struct preflight_figures *own, int before, int more)
 {
-	int ranks = s->ranks, listed = s->ranks_again.count;
-	struct preflight_figures *all = NULL;
+	struct preflight_figures *all = s->job->rank == 0 ? calloc((size_t)more * (size_t)s->ranks, sizeof(*all)) : NULL;
 	ddp_status status;
 
-	if (s->job->rank == 0) {
-		all = calloc((size_t)more * (size_t)ranks, sizeof(*all));
-		if (all == NULL || !grow(&s->alone, sizeof(*all), before, before + more, (size_t)listed) ||
-		    !grow(&s->at_once, sizeof(*all), before, before + more, (size_t)ranks)) {
-			free(all);
-			return no_memory();
-		}
-	}
+	if (s->job->rank == 0 && all == NULL)
+		return no_memory();
 	status = ddp_gather(s->world, own, all, (size_t)more * NUMBERS_OF_FIGURES, DDP_F64, 0);
-	for (int k = 0; all != NULL && k < more; k++) {
-		int repeat = before + k;
-		for (int r = 0; r < ranks; r++)
-			s->at_once[repeat * ranks + r] = all[r * more + k];
-		for (int i = 0; i < listed; i++)
-			s->alone[repeat * listed + i] = all[s->ranks_again.rank[i] * more + k];
-	}
+	for (int r = 0; all != NULL && r < s->ranks; r++)
+		for (int k = 0; k < more; k++)
+			s->repeated[(before + k) * s->ranks + r] = all[r * more + k];
 	free(all);
 	return status;
 }
@@ -338,9 +314,7 @@ static ddp_status repeat_links(struct preflight_survey *s, int repeat, struct pr
 	struct preflight_item items[PREFLIGHT_LINKS_AGAIN];
 	int count = s->links_again.count, turns;
 
-	for (int i = 0; i < count; i++) {
-		items[i] = s->links_again.item[i];
-	}
+	memcpy(items, s->links_again.item, (size_t)count * sizeof(*items));
 	turns = preflight_take_turns(items, count, (unsigned)repeat + 1);
 	for (int turn = 0; turn < turns; turn++) {
 		ddp_status status = ddp_barrier(s->links);
@@ -361,37 +335,27 @@ static ddp_status repeat_links(struct preflight_survey *s, int repeat, struct pr
 
 static ddp_status links_again(struct preflight_survey *s, int before, int more)
 {
-	int count = s->links_again.count, results = more * count;
-	size_t each = (size_t)results * sizeof(struct preflight_link);
-	struct preflight_link *own, *all = NULL;
+	struct preflight_link own[PREFLIGHT_REPEATS_BUSY * PREFLIGHT_LINKS_AGAIN] = { 0 }, *all = NULL;
+	const int count = s->links_again.count, results = more * count;
 	ddp_status status = DDP_OK;
 
 	if (count == 0 || s->links == NULL)
 		return DDP_OK;
-	own = calloc(1, each);
-	if (s->job->rank == 0)
-		all = calloc((size_t)s->nodes, each);
-	if (own == NULL || (s->job->rank == 0 && (all == NULL || !grow(&s->link_again, sizeof(*own), before,
-	                                                               before + more, (size_t)count)))) {
-		free(own);
-		free(all);
+	if (s->job->rank == 0 && (all = calloc((size_t)(s->nodes * results), sizeof(*all))) == NULL)
 		return no_memory();
-	}
 	for (int k = 0; status == DDP_OK && k < more; k++)
 		status = repeat_links(s, before + k, &own[k * count]);
 	if (status == DDP_OK)
-		status = ddp_gather(s->links, own, all, each, DDP_U8, s->facts[0].node);
+		status = ddp_gather(s->links, own, all, (size_t)results * sizeof(*own), DDP_U8, s->facts[0].node);
 	for (int i = 0; status == DDP_OK && all != NULL && i < results; i++)
 		s->link_again[before * count + i] = all[s->links_again.item[i % count].a * results + i];
-	free(own);
 	free(all);
 	return status;
 }
 
 static bool judge_ranks(const struct preflight_survey *s, struct preflight_findings *findings, bool *unfit)
 {
-	return s->alone != NULL &&
-	       preflight_ranks_judge(findings, &s->people, &s->ranks_again, s->alone, s->at_once, s->repeats,
+	return preflight_ranks_judge(findings, &s->people, &s->ranks_again, s->repeated, s->repeats,
 	                             preflight_is_busy(&s->people, s->figures), unfit);
 }
 
@@ -489,9 +453,8 @@ bool preflight_survey_judge(const struct preflight_survey *s, struct preflight_f
 	if (unfit == NULL)
 		return false;
 	chancy = judge_ranks(s, findings, unfit);
-	if (s->link_again != NULL)
-		preflight_links_judge(findings, &s->links_again, s->link_again, s->repeats,
-		                      preflight_is_busy(&s->people, s->figures), unfit, s->names);
+	preflight_links_judge(findings, &s->links_again, s->link_again, s->repeats,
+	                      preflight_is_busy(&s->people, s->figures), unfit, s->names);
 	free(unfit);
 	return chancy;
 }

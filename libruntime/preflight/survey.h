@@ -30,8 +30,8 @@ struct preflight_survey {
 	struct preflight_figures *figures; /* [ranks] */
 	struct preflight_link *link;
 	int link_count;
-	struct preflight_figures *alone, *at_once; /* [repeats * ...]; NULL: nothing was measured again */
-	struct preflight_link *link_again;
+	struct preflight_figures *repeated; /* [PREFLIGHT_REPEATS_BUSY * ranks] */
+	struct preflight_link link_again[PREFLIGHT_REPEATS_BUSY * PREFLIGHT_LINKS_AGAIN];
 
 	/* All ranks have what is measured again. */
 	struct preflight_ranks_again ranks_again;
@@ -50,6 +50,5 @@ ddp_status preflight_survey_measure(struct preflight_survey *survey);
 /* Measures again what looks odd to rank 0. `findings` is room for an interim verdict. */
 ddp_status preflight_survey_again(struct preflight_survey *survey, struct preflight_findings *findings);
 
-/* On rank 0: judges what was measured; repeats do not change what preflight_differences() says. Returns whether more
-   repeats make a finding surer. */
+/* On rank 0: judges what was measured. Returns whether more repeats make a finding surer. */
 bool preflight_survey_judge(const struct preflight_survey *survey, struct preflight_findings *findings);

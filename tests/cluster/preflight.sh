@@ -148,12 +148,12 @@ check 'a program can read the result' python3 -c '
 import json, sys
 all = json.load(open(sys.argv[1]))
 assert all["preflight"] == 1 and len(all["nodes"]) == 4 and len(all["ranks"]) == 4 and len(all["links"]) == 6, all
-assert all["ranks"][3]["product"]["alone"]["peak"] > 0 and all["links"][0]["bandwidth"] > 0, all
+assert all["ranks"][3]["product"]["alone"]["rate"] > 0 and all["links"][0]["bandwidth"] > 0, all
 ' "$results/clean.json"
 
 always limits 'a wrong limit is named'
 status_is 1 'and it exits with 1'
-prints 'ODD: +rank 2 on n2: the limit of open files \(nofile\) is 700, and others have' 'with both values'
+prints 'ODD: +n2: the limit of open files \(nofile\) is 700, and others have' 'with both values'
 same n2 "$(excluded limits)" 'the node can be left out by srun --exclude'
 
 if [ -n "${statuses[link]:-}" ]; then
@@ -179,7 +179,7 @@ chmod 755 "$work/other-preflight"
 capture on_cluster srun --ddp -N4 --ntasks-per-node=1 sh -c '[ $SLURM_PROCID != 2 ] || exec "$2" --no-gpu; exec "$1" --no-gpu' \
 	release "$tool" "$work/other-preflight"
 status_is 2 'another build on one node is an error'
-prints 'ddp-preflight: n2 runs another build of ddp-preflight [^ ]+ than other nodes: install one build on all nodes' 'which names the node'
+prints 'ddp-preflight: n2 runs another build of ddp-preflight [^ ]+ than n0: install one build on all nodes' 'which names the node'
 same '' "$(grep -E 'matrix product|nothing is odd' <<<"$output")" 'and nothing is measured'
 capture "$tool" --timeout 0
 status_is 2 'a wrong option is one, too'

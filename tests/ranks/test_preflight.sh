@@ -38,6 +38,6 @@ check 'a number that is none is an error' exits_with 2 --spawn 0
 refuses() { exits_with 2 --spawn 2 "$@" && [ ! -s "$work/out" ]; }
 check 'a file that cannot be written is an error before anything is measured' refuses --json /nowhere/at/all \
 	--exclude-file /nor/here/x
-check 'and which one, is said' complains '^ddp-preflight: --json cannot write /nowhere/at/all: there is no folder /nowhere/at: make it'
-check 'so is another one' complains '^ddp-preflight: --exclude-file cannot write /nor/here/x: there is no folder /nor/here: make it'
+check 'and which one, is said' complains '^ddp-preflight: --json cannot write /nowhere/at/all: there is no such folder: make it'
+check 'so is another one' complains '^ddp-preflight: --exclude-file cannot write /nor/here/x: there is no such folder: make it'
 end_of_tests

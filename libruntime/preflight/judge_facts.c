@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "preflight/differences.h"
+#include "preflight/judge_facts.h"
 
 #include <inttypes.h>
 #include <stddef.h>
@@ -11,15 +11,14 @@
 
 static const double MEMORY_LEAST = 0.95; /* as a share of the others' */
 
-enum { VALUE = 96, SUBJECT = 160 };
+enum { VALUE = 96 };
 
 static const int64_t MIB = 1 << 20, SHM_OF_A_RANK = 64, MEMLOCK_LEAST = 64;
 
 /* The check compares one topic after the other. */
 struct topic {
 	const char *name, *about;
-	bool of_nodes;   /* the first rank of each node speaks for it */
-	bool of_a_kind;  /* only nodes of the same processor are compared */
+	bool of_a_kind;  /* only ranks on the same processor are compared */
 	enum { WORD, NUMBER, BYTES, MHZ } type;
 	size_t offset;   /* of the value in the facts: an array of characters, or int64_t */
 	bool remark;     /* a difference is only a remark */
@@ -29,22 +28,22 @@ struct topic {
 
 /* Some GPUs come with a lower clock than their highest, so only a difference of clocks is odd. */
 static const struct topic topics[] = {
-	{ "the kernel", "version", true, false, WORD, AT(kernel), false },
-	{ "glibc", "version", false, false, WORD, AT(glibc), false },
-	{ "libddp", "version", false, false, WORD, AT(libddp), false },
-	{ "UCX", "version", false, false, WORD, AT(ucx), false },
-	{ "the GPU's driver", "version", true, false, WORD, AT(driver), false },
-	{ "NCCL", "version", false, false, WORD, AT(nccl), false },
-	{ "the processor", "version", true, false, WORD, AT(processor), true },
-	{ "the number of processors", "version", true, true, NUMBER, AT(processors), false },
-	{ "the size of /dev/shm", "limit", true, true, BYTES, AT(shm_bytes), false },
-	{ "the limit of locked memory (memlock)", "limit", false, false, BYTES, AT(memlock), false },
-	{ "the limit of open files (nofile)", "limit", false, false, NUMBER, AT(nofile), false },
-	{ "the number of CPUs to which a rank is bound", "binding", false, true, NUMBER, AT(cpus), false },
-	{ "the number of threads (OMP_NUM_THREADS)", "binding", false, true, NUMBER, AT(threads), false },
-	{ "the GPU", "gpu", false, false, WORD, AT(gpu), false },
-	{ "the memory of the GPU", "gpu", false, true, BYTES, AT(gpu_memory_bytes), false },
-	{ "the clock of the GPU (for applications)", "gpu", false, true, MHZ, AT(gpu_clock_mhz), false },
+	{ "the kernel", "version", false, WORD, AT(kernel), false },
+	{ "glibc", "version", false, WORD, AT(glibc), false },
+	{ "libddp", "version", false, WORD, AT(libddp), false },
+	{ "UCX", "version", false, WORD, AT(ucx), false },
+	{ "the GPU's driver", "version", false, WORD, AT(driver), false },
+	{ "NCCL", "version", false, WORD, AT(nccl), false },
+	{ "the processor", "version", false, WORD, AT(processor), true },
+	{ "the number of processors", "version", true, NUMBER, AT(processors), false },
+	{ "the size of /dev/shm", "limit", true, BYTES, AT(shm_bytes), false },
+	{ "the limit of locked memory (memlock)", "limit", false, BYTES, AT(memlock), false },
+	{ "the limit of open files (nofile)", "limit", false, NUMBER, AT(nofile), false },
+	{ "the number of CPUs to which a rank is bound", "binding", true, NUMBER, AT(cpus), false },
+	{ "the number of threads (OMP_NUM_THREADS)", "binding", true, NUMBER, AT(threads), false },
+	{ "the GPU", "gpu", false, WORD, AT(gpu), false },
+	{ "the memory of the GPU", "gpu", true, BYTES, AT(gpu_memory_bytes), false },
+	{ "the clock of the GPU (for applications)", "gpu", true, MHZ, AT(gpu_clock_mhz), false },
 };
 
 static void tell_bytes(char *value, int64_t bytes)
@@ -77,103 +76,79 @@ static void value_of(const struct topic *topic, const struct preflight_facts *fa
 		snprintf(value, VALUE, "%" PRId64 "%s", number, topic->type == MHZ ? " MHz" : "");
 }
 
-/* Whether it speaks for itself or its node. */
-static bool speaks(const struct topic *topic, const struct preflight_facts *facts)
-{
-	return !topic->of_nodes || facts->local_rank == 0;
-}
-
 static bool is_comparable(const struct topic *topic, const struct preflight_facts *a, const struct preflight_facts *b)
 {
-	return speaks(topic, a) && speaks(topic, b) && (!topic->of_a_kind || strcmp(a->processor, b->processor) == 0);
+	return !topic->of_a_kind || strcmp(a->processor, b->processor) == 0;
 }
 
-/* Whether more than half of those with which `rank` is compared have its value. */
-static bool is_usual(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
-                     int ranks, int rank)
+static bool is_same(const char (*values)[VALUE], int a, int b)
 {
-	int all = 0, same = 0;
+	return strcmp(values[a], values[b]) == 0;
+}
 
+/* A rank that has what more than half of those have with which `rank` is compared; -1: there is no such value. */
+static int usual_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
+                    int ranks, int rank)
+{
+	int usual = -1, votes = 0, all = 0, same = 0;
+
+	/* Each value's votes are for it and against the others. Only one that has more than half is sure to be left. */
+	for (int r = 0; r < ranks; r++) {
+		if (!is_comparable(topic, &facts[r], &facts[rank]))
+			continue;
+		if (votes == 0)
+			usual = r;
+		votes += is_same(values, r, usual) ? 1 : -1;
+	}
 	for (int r = 0; r < ranks; r++) {
 		if (!is_comparable(topic, &facts[r], &facts[rank]))
 			continue;
 		all++;
-		same += strcmp(values[r], values[rank]) == 0;
+		same += is_same(values, r, usual);
 	}
-	return 2 * same > all;
+	return 2 * same > all ? usual : -1;
 }
 
-/* A rank that has what more than half have; -1: there is no such value. */
-static int usual_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
-                    int ranks, int rank)
+/* Whether all ranks of its node have the rank's value. */
+static bool is_of_node(const struct preflight_facts *facts, const char (*values)[VALUE], int ranks, int rank)
 {
 	for (int r = 0; r < ranks; r++)
-		if (is_comparable(topic, &facts[r], &facts[rank]) && is_usual(topic, facts, values, ranks, r))
-			return r;
-	return -1;
+		if (facts[r].node == facts[rank].node && !is_same(values, r, rank))
+			return false;
+	return true;
 }
 
-/* Whether an earlier rank of the same node has the same value, so that it was said. */
-static bool was_said(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
-                     int rank, bool of_any_node)
-{
-	for (int r = 0; r < rank; r++)
-		if (is_comparable(topic, &facts[r], &facts[rank]) && strcmp(values[r], values[rank]) == 0 &&
-		    (of_any_node || facts[r].node == facts[rank].node))
-			return true;
-	return false;
-}
-
-/* "n1", "rank 3 on n1", or "2 ranks on n1 (the first is rank 3)" */
-static void subject_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
-                       int ranks, int rank, char subject[SUBJECT])
-{
-	int same = 0, all = 0;
-
-	for (int r = 0; r < ranks; r++) {
-		if (facts[r].node != facts[rank].node)
-			continue;
-		all++;
-		same += strcmp(values[r], values[rank]) == 0;
-	}
-	if (topic->of_nodes || (same == all && all > 1))
-		snprintf(subject, SUBJECT, "%s", facts[rank].node_name);
-	else if (same == 1)
-		snprintf(subject, SUBJECT, "rank %d on %s", rank, facts[rank].node_name);
-	else
-		snprintf(subject, SUBJECT, "%d ranks on %s (the first is rank %d)", same, facts[rank].node_name, rank);
-}
-
+/* A node is named once for each value. */
 static void say_odd(struct preflight_findings *findings, const struct topic *topic, const struct preflight_facts *facts,
                     const char (*values)[VALUE], int ranks, int rank, int usual)
 {
+	const bool of_node = is_of_node(facts, values, ranks, rank);
 	const struct preflight_finding f = { .odd = !topic->remark, .about = topic->about, .node = facts[rank].node,
-		                             .rank = topic->of_nodes ? -1 : rank, .peer = -1 };
-	char subject[SUBJECT];
+		                             .rank = of_node ? -1 : rank, .peer = -1 };
+	char subject[24] = "";
 
-	subject_of(topic, facts, values, ranks, rank, subject);
-	preflight_find(findings, &f, "%s: %s is %s, and others have %s", subject, topic->name, values[rank], values[usual]);
+	for (int r = 0; r < rank; r++)
+		if (facts[r].node == facts[rank].node && is_same(values, r, rank))
+			return;
+	if (!of_node)
+		snprintf(subject, sizeof(subject), "rank %d on ", rank);
+	preflight_find(findings, &f, "%s%s: %s is %s, and others have %s", subject, facts[rank].node_name, topic->name,
+	               values[rank], values[usual]);
 }
 
 /* Nobody can say which value is right. */
 static void say_split(struct preflight_findings *findings, const struct topic *topic,
-                      const struct preflight_facts *facts, const char (*values)[VALUE], int ranks, int rank)
+                      const struct preflight_facts *facts, const char (*values)[VALUE], int rank)
 {
 	const struct preflight_finding f = {
 		.odd = !topic->remark, .about = topic->about, .node = -1, .rank = -1, .peer = -1
 	};
-	char list[PREFLIGHT_TEXT - 80] = "";
-	size_t used = 0;
+	int other = rank;
 
-	for (int r = 0; r < ranks && used < sizeof(list); r++) {
-		char subject[SUBJECT];
-		if (!is_comparable(topic, &facts[r], &facts[rank]) || was_said(topic, facts, values, r, true))
-			continue;
-		subject_of(topic, facts, values, ranks, r, subject);
-		used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s on %s", used > 0 ? ", " : "", values[r],
-		                         subject);
-	}
-	preflight_find(findings, &f, "%s differs: %s", topic->name, list);
+	while (!is_comparable(topic, &facts[other], &facts[rank]) || is_same(values, other, rank))
+		other++;
+	preflight_find(findings, &f, "%s differs: it is %s on %s (rank %d), and %s on %s (rank %d)", topic->name, values[rank],
+	               facts[rank].node_name, rank, values[other], facts[other].node_name, other);
 }
 
 static bool is_first_of_its_kind(const struct topic *topic, const struct preflight_facts *facts, int rank)
@@ -187,14 +162,15 @@ static bool is_first_of_its_kind(const struct topic *topic, const struct preflig
 static void compare(struct preflight_findings *findings, const struct topic *topic, const struct preflight_facts *facts,
                     const char (*values)[VALUE], int ranks)
 {
+	int usual = -1;
+
 	for (int r = 0; r < ranks; r++) {
-		if (!speaks(topic, &facts[r]) || was_said(topic, facts, values, r, false) || is_usual(topic, facts, values, ranks, r))
-			continue;
-		int usual = usual_of(topic, facts, values, ranks, r);
-		if (usual >= 0)
+		if (r == 0 || !is_comparable(topic, &facts[r], &facts[r - 1]))
+			usual = usual_of(topic, facts, values, ranks, r);
+		if (usual < 0 && is_first_of_its_kind(topic, facts, r))
+			say_split(findings, topic, facts, values, r);
+		else if (usual >= 0 && !is_same(values, r, usual))
 			say_odd(findings, topic, facts, values, ranks, r, usual);
-		else if (is_first_of_its_kind(topic, facts, r))
-			say_split(findings, topic, facts, values, ranks, r);
 	}
 }
 
@@ -311,7 +287,7 @@ static void look_at_memory(struct preflight_findings *findings, const struct pre
 	}
 }
 
-void preflight_differences(struct preflight_findings *findings, const struct preflight_facts *facts, int ranks)
+void preflight_facts_judge(struct preflight_findings *findings, const struct preflight_facts *facts, int ranks)
 {
 	char(*values)[VALUE] = malloc((size_t)ranks * sizeof(*values));
 
