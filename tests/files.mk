@@ -101,7 +101,7 @@ tidy:
 coverage:
 	@$(top_srcdir)/tests/support/coverage $(top_srcdir) "$$(nproc)" $(MAKE)
 # The tests of the communicator and of NCCL's network on a current UCX, which pip downloads:
-# UCX_WHEEL='NAME==VERSION'. It has CUDA's transports.
+# UCX_WHEEL='NAME==VERSION'.
 check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
 		case $$program in tests/*/test_comm_*|*/test_netplugin*) tests="$$tests $$program" ;; esac; done; \
@@ -223,17 +223,6 @@ check_LTLIBRARIES += tests/support/module_of_another_version.la
 tests_support_module_of_another_version_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 	-rpath $(abs_builddir)
 
-# What test_netplugin_cuda takes for CUDA's driver and NVML, by the names that UCX knows.
-if HAVE_CUDA
-check_LTLIBRARIES += tests/support/driver/libcuda.la tests/support/driver/libnvidia-ml.la
-tests_support_driver_libcuda_la_SOURCES = tests/support/driver/driver.c tests/support/driver/driver.h \
-	tests/support/driver/rest.c
-tests_support_driver_libcuda_la_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
-tests_support_driver_libcuda_la_LDFLAGS = $(AM_LDFLAGS) -version-info 1 -shared -rpath $(abs_builddir)
-tests_support_driver_libnvidia_ml_la_SOURCES = tests/support/driver/nvml.c
-tests_support_driver_libnvidia_ml_la_LDFLAGS = $(tests_support_driver_libcuda_la_LDFLAGS)
-endif
-
 # A program whose source is the one file of its name needs its line below, no more:
 # it is linked with these, and loads only what it uses of them.
 LDADD = tests/support/test_module.lo tests/support/libsupport.la spank/status/libstatus.la \
@@ -301,11 +290,11 @@ tests_ranks_test_netplugin_attacker_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic
 	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen -Wl,--export-dynamic-symbol=dladdr1
 EXTRA_tests_ranks_test_netplugin_attacker_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks)
-tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS) $(UCX_CFLAGS)
-tests_ranks_test_netplugin_cuda_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=ucp_tag_send_nbx \
-	-Wl,--export-dynamic-symbol=ucp_tag_recv_nbx
-EXTRA_tests_ranks_test_netplugin_cuda_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la \
-	tests/support/driver/libcuda.la tests/support/driver/libnvidia-ml.la
+tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_netplugin_cuda_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=ucp_context_query \
+	-Wl,--export-dynamic-symbol=ucp_mem_map -Wl,--export-dynamic-symbol=ucp_tag_send_nbx \
+	-Wl,--export-dynamic-symbol=ucp_tag_recv_nbx -Wl,--export-dynamic-symbol=ucp_get_nbx
+EXTRA_tests_ranks_test_netplugin_cuda_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 tests_ranks_test_comm_threads_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pthread_create -Wl,--wrap=ddp_execute_p2p
