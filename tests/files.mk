@@ -202,7 +202,6 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/hung.c tests/support/hung.h \
 	tests/support/kernel_sets.h \
 	tests/support/options.h \
-	tests/support/kernel_place.h \
 	tests/support/kernel_values.h \
 	tests/support/model_side.c tests/support/model_side.h \
 	tests/support/optimizer_cases.h \
@@ -319,7 +318,8 @@ tests_unit_test_convolution_onednn_LDADD = kernels/libconvolution.la kernels/lib
 tests_ranks_test_device_net_SOURCES = tests/ranks/test_device_net.c $(net_model_sources)
 tests_ranks_test_device_net_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_ranks_test_device_net_LDADD = kernels/libconvolution.la $(LDADD)
-kernel_cases = tests/support/kernel_cases.c tests/support/kernel_cases.h
+kernel_place = tests/support/kernel_place.c tests/support/kernel_place.h
+kernel_cases = tests/support/kernel_cases.c tests/support/kernel_cases.h $(kernel_place)
 kernel_layer = tests/support/kernel_layer.c tests/support/kernel_layer.h $(kernel_cases)
 kernel_images = tests/unit/test_kernel_images.c $(kernel_layer)
 kernel_layers = tests/unit/test_kernel_layers.c tests/support/attention_cases.c \
@@ -338,7 +338,8 @@ tests_unit_test_kernel_device_SOURCES = $(kernel_layers) tests/support/kernel_pl
 tests_unit_test_kernel_device_LDADD = $(on_gpu) $(CASES)
 tests_unit_test_kernel_images_device_SOURCES = $(kernel_images) tests/support/kernel_place_device.c
 tests_unit_test_kernel_images_device_LDADD = $(on_gpu) $(CASES)
-tests_unit_test_optimizers_device_SOURCES = tests/unit/test_optimizers_queue.c tests/support/kernel_place_device.c
+optimizers_queue = tests/unit/test_optimizers_queue.c $(kernel_place)
+tests_unit_test_optimizers_device_SOURCES = $(optimizers_queue) tests/support/kernel_place_device.c
 tests_unit_test_optimizers_device_LDADD = $(on_gpu) $(CASES)
 model_graph = tests/unit/test_model_graph.c $(kernel_cases) $(gpt_model_sources) $(net_only_sources)
 tests_unit_test_model_graph_SOURCES = $(model_graph) tests/support/kernel_place_device.c
@@ -365,7 +366,7 @@ tests_unit_test_kernel_queue_cuda_LDADD = $(emulated)
 tests_unit_test_model_graph_cuda_SOURCES = $(model_graph)
 tests_unit_test_model_graph_cuda_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_model_graph_cuda_LDADD = kernels/libconvolution.la $(emulated)
-tests_unit_test_optimizers_cuda_SOURCES = tests/unit/test_optimizers_queue.c
+tests_unit_test_optimizers_cuda_SOURCES = $(optimizers_queue)
 tests_unit_test_optimizers_cuda_LDADD = tests/support/libcuda_emulated.a libruntime/libddpcore.la $(CASES) -lstdc++
 else
 tests_unit_test_kernel_cuda_SOURCES = tests/support/no_emulation.c

@@ -43,7 +43,7 @@ static void classifier_forward(const shape *s, const layer_memory *m)
 {
 	const float loss = (float)dk_classifier_forward(m->kept, m->in[0], m->in[1], s->tokens, s->a, s->b, s->c);
 
-	place.give(&place, m->out, &loss, 1);
+	kernel_place_give(&place, m->out, &loss, 1);
 }
 
 static void classifier_backward(const shape *s, const layer_memory *m)

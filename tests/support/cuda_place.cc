@@ -51,24 +51,9 @@ static void *allocate(size_t bytes)
 	return memory;
 }
 
-static bool has_bf16(const kernel_place *place)
+static void copy(void *to, const void *from, size_t bytes)
 {
-	return place->type == DK_BF16 || place->type == DK_MIXED;
-}
-
-static void give(const kernel_place *place, float *to, const float *from, int64_t n)
-{
-	for (int64_t i = 0; i < n; i++)
-		if (has_bf16(place))
-			put(reinterpret_cast<bf16 *>(to) + i, from[i]);
-		else
-			to[i] = from[i];
-}
-
-static void take(const kernel_place *place, float *to, const float *from, int64_t n)
-{
-	for (int64_t i = 0; i < n; i++)
-		to[i] = has_bf16(place) ? wide(reinterpret_cast<const bf16 *>(from)[i]) : from[i];
+	memcpy(to, from, bytes);
 }
 
 static void leave_scratch(kernel_place *place, int64_t numbers)
@@ -109,8 +94,7 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 	place->alloc = allocate;
 	place->free = cuda_emulation_free;
 	place->shuffle = cuda_emulation_seed;
-	place->give = give;
-	place->take = take;
+	place->copy = copy;
 	place->leave_scratch = leave_scratch;
 	place->fail_graph = fail_graph;
 	place->have_gelu = have_gelu;

@@ -97,11 +97,6 @@ void *bytes_there(size_t bytes)
 	return free_later(place.alloc(bytes), place.free);
 }
 
-size_t type_bytes(dk_type type)
-{
-	return type == DK_BF16 || type == DK_MIXED || type == DK_MIXED_F16 ? sizeof(uint16_t) : sizeof(float);
-}
-
 dk_type gradient_type(void)
 {
 	return place.type == DK_MIXED || place.type == DK_MIXED_F16 ? DK_F32 : place.type;
@@ -109,18 +104,18 @@ dk_type gradient_type(void)
 
 void *give_as(dk_type type, const void *from, int64_t n)
 {
-	const kernel_place as = {.queue = place.queue, .type = type};
+	const kernel_place as = {.type = type, .copy = place.copy};
 	void *there = bytes_there((size_t)n * type_bytes(type));
 
-	place.give(&as, there, from, n);
+	kernel_place_give(&as, there, from, n);
 	return there;
 }
 
 void take_as(dk_type type, void *to, const void *there, int64_t n)
 {
-	const kernel_place as = {.queue = place.queue, .type = type};
+	const kernel_place as = {.type = type, .copy = place.copy};
 
-	place.take(&as, to, there, n);
+	kernel_place_take(&as, to, there, n);
 }
 
 void *give(const void *from, int64_t n)

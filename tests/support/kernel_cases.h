@@ -31,8 +31,6 @@ double *doubles(int64_t n);
 /* Memory of the place, with whatever is in there. */
 void *bytes_there(size_t bytes);
 
-/* What a number of this type takes. */
-size_t type_bytes(dk_type type);
 /* The type of parameters' gradients in the place. */
 dk_type gradient_type(void);
 

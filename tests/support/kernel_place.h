@@ -33,9 +33,8 @@ struct kernel_place {
 	void (*free)(void *memory);
 	/* Draws anew in which order threads run, where the test can. */
 	void (*shuffle)(uint64_t seed);
-	/* Numbers of the host to the place, in its type, and back; waits. */
-	void (*give)(const kernel_place *place, float *to, const float *from, int64_t n);
-	void (*take)(const kernel_place *place, float *to, const float *from, int64_t n);
+	/* From the host to the place, or back; waits. */
+	void (*copy)(void *to, const void *from, size_t bytes);
 	/* Leaves kernels so many numbers of memory for sums and panels, or, of 0, as many as there
 	   are. NULL: a test cannot. */
 	void (*leave_scratch)(kernel_place *place, int64_t numbers);
@@ -52,3 +51,9 @@ struct kernel_place {
 extern "C"
 #endif
 bool kernel_place_open(int round, kernel_place *place, const char **why);
+
+/* What a number of this type takes. */
+size_t type_bytes(dk_type type);
+/* Numbers of the host to the place, in its type, and back; waits. */
+void kernel_place_give(const kernel_place *place, float *to, const float *from, int64_t n);
+void kernel_place_take(const kernel_place *place, float *to, const float *from, int64_t n);

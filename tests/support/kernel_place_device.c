@@ -46,49 +46,6 @@ static void copy(void *to, const void *from, size_t bytes)
 	check(ddp_device_queue_sync(device, stream));
 }
 
-static bool has_bf16(const kernel_place *place)
-{
-	return place->type == DK_BF16 || place->type == DK_MIXED;
-}
-
-static uint16_t *make_narrow(int64_t n)
-{
-	uint16_t *narrow = malloc((size_t)n * sizeof(*narrow));
-
-	if (narrow != NULL)
-		return narrow;
-	fprintf(stderr, "out of memory\n");
-	abort();
-}
-
-static void give(const kernel_place *place, float *to, const float *from, int64_t n)
-{
-	if (!has_bf16(place)) {
-		copy(to, from, (size_t)n * sizeof(*from));
-		return;
-	}
-	uint16_t *narrow = make_narrow(n);
-	dk_queue *before = dk_use(NULL);
-	dk_to_bf16(narrow, from, n);
-	dk_use(before);
-	copy(to, narrow, (size_t)n * sizeof(*narrow));
-	free(narrow);
-}
-
-static void take(const kernel_place *place, float *to, const float *from, int64_t n)
-{
-	if (!has_bf16(place)) {
-		copy(to, from, (size_t)n * sizeof(*from));
-		return;
-	}
-	uint16_t *narrow = make_narrow(n);
-	copy(narrow, from, (size_t)n * sizeof(*narrow));
-	dk_queue *before = dk_use(NULL);
-	dk_from_bf16(to, narrow, n);
-	dk_use(before);
-	free(narrow);
-}
-
 /* Memory that a test did not give back, as on a GPU, goes with the process. */
 static void close_place(kernel_place *place)
 {
@@ -116,7 +73,7 @@ bool kernel_place_open(int round, kernel_place *place, const char **why)
 		open_device();
 	check(ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &stream));
 	*place = (kernel_place){.type = types[round], .most = test_on_gpu() ? 0 : MOST, .host_kernels = !test_on_gpu(),
-		.close = close_place, .alloc = allocate, .free = release, .shuffle = shuffle, .give = give, .take = take};
+		.close = close_place, .alloc = allocate, .free = release, .shuffle = shuffle, .copy = copy};
 	check(ddp_kernel_queue_open(device, stream, place->type, &place->queue));
 	return true;
 }

@@ -41,8 +41,8 @@ static void give_inputs(uint64_t seed)
 	random_state = seed;
 	for (int i = 0; i < DEPTH * COLUMNS; i++)
 		values[i] = (float)uniform() - 0.5f;
-	place.give(&place, a, values, ROWS * DEPTH);
-	place.give(&place, b, values, DEPTH * COLUMNS);
+	kernel_place_give(&place, a, values, ROWS * DEPTH);
+	kernel_place_give(&place, b, values, DEPTH * COLUMNS);
 }
 
 static void set_kept(float value)
@@ -51,14 +51,14 @@ static void set_kept(float value)
 
 	for (int i = 0; i < OUT; i++)
 		values[i] = value;
-	place.give(&place, kept, values, OUT);
+	kernel_place_give(&place, kept, values, OUT);
 }
 
 static void assert_kept(const float *want)
 {
 	float got[OUT];
 
-	place.take(&place, got, kept, OUT);
+	kernel_place_take(&place, got, kept, OUT);
 	assert_memory_equal(got, want, sizeof(got));
 	assert_null(dk_failure());
 }
@@ -68,7 +68,7 @@ static void work_out(uint64_t seed, float *want)
 {
 	give_inputs(seed);
 	work();
-	place.take(&place, want, kept, OUT);
+	kernel_place_take(&place, want, kept, OUT);
 	assert_null(dk_failure());
 }
 

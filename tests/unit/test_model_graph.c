@@ -51,11 +51,11 @@ struct side {
 /* Freed by release(). */
 static void *allocate_zeros(void *user, size_t bytes)
 {
-	const kernel_place as_f32 = {.queue = place.queue, .type = DK_F32};
+	const kernel_place as_f32 = {.type = DK_F32, .copy = place.copy};
 	const int64_t n = (int64_t)(bytes / sizeof(float));
 	float *there = place.alloc(bytes);
 
-	place.give(&as_f32, there, floats(n), n);
+	kernel_place_give(&as_f32, there, floats(n), n);
 	return there;
 }
 
@@ -205,12 +205,12 @@ static void pass(struct side *s, int number, int batch, int length)
 	s->tellings = 0;
 	if (s->net != NULL) {
 		draw_images(images, labels, number);
-		place.give(&place, s->data[0], &changed, 1);
+		kernel_place_give(&place, s->data[0], &changed, 1);
 		assert_true(net_forward(s->net, images, labels, batch, &s->random).loss == 0);
 		assert_int_equal(net_backward(s->net, ready, s), DDP_OK);
 	} else {
 		draw_tokens(tokens, number, batch * (length + 1));
-		place.give(&place, place.type == DK_MIXED ? s->narrow[2] : s->data[2], &changed, 1);
+		kernel_place_give(&place, place.type == DK_MIXED ? s->narrow[2] : s->data[2], &changed, 1);
 		gpt_set_dropout(s->gpt, s->dropout, 7, (uint64_t)number);
 		assert_true(gpt_forward(s->gpt, tokens, batch, length) == 0);
 		assert_int_equal(gpt_backward(s->gpt, ready, rows, s), DDP_OK);

@@ -28,7 +28,7 @@ typedef struct fixture {
 static void put(const fixture *f, float *to, const float *from, int64_t n)
 {
 	if (f->there)
-		place.give(&place, to, from, n);
+		kernel_place_give(&place, to, from, n);
 	else
 		memcpy(to, from, (size_t)n * sizeof(*to));
 }
@@ -37,7 +37,7 @@ static const float *get(fixture *f, const float *from, int64_t n)
 {
 	assert_true(n <= ELEMENTS_MAX);
 	if (f->there)
-		place.take(&place, f->host, (float *)(uintptr_t)from, n);
+		kernel_place_take(&place, f->host, (float *)(uintptr_t)from, n);
 	else
 		memcpy(f->host, from, (size_t)n * sizeof(*from));
 	return f->host;
@@ -218,12 +218,12 @@ static void begin_both(both *b, int64_t n)
 
 static void give_both(const both *b)
 {
-	place.give(&place, b->there, b->here, b->n);
+	kernel_place_give(&place, b->there, b->here, b->n);
 }
 
 static void expect_both(both *b)
 {
-	place.take(&place, b->got, b->there, b->n);
+	kernel_place_take(&place, b->got, b->there, b->n);
 	assert_memory_equal(b->got, b->here, (size_t)b->n * sizeof(float));
 }
 
