@@ -8,11 +8,8 @@
    would drain the node, and nothing that is said there reaches the user. What
    is wrong is kept and said in task_init. */
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <slurm/slurm.h>
 /* Only the symbols for which Slurm looks are visible. */
@@ -92,13 +89,9 @@ static const char *list_in(const char *words, const char *end)
 static const char *list_of_process(void)
 {
 	static char words[COMMAND_LINE_MAX + 1];
-	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-	ssize_t got = fd >= 0 ? read(fd, words, COMMAND_LINE_MAX) : 0;
+	const size_t bytes = proc_read(words, sizeof(words), "/proc/self/cmdline");
 
-	if (fd >= 0)
-		close(fd);
-	words[got > 0 ? got : 0] = '\0';
-	return list_in(words, words + (got > 0 ? got : 0));
+	return list_in(words, words + bytes);
 }
 
 static bool asks_for_restarts(const char *list)

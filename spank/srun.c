@@ -2,7 +2,6 @@
 #include "spank/srun.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -16,6 +15,7 @@
 #include <slurm/spank.h>
 
 #include "base/clock.h"
+#include "spank/base/child.h"
 #include "spank/base/end_signal.h"
 #include "spank/base/text.h"
 #include "spank/launch/check.h"
@@ -214,13 +214,9 @@ static void listen_for_nodes(const struct request *request)
 static struct srun_words command_line(void)
 {
 	static char words[COMMAND_LINE_MAX];
-	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-	/* The last byte stays 0 and ends a word that is cut. */
-	ssize_t got = fd >= 0 ? read(fd, words, sizeof(words) - 1) : 0;
 
-	if (fd >= 0)
-		close(fd);
-	return (struct srun_words){ .words = words, .bytes = got > 0 ? (size_t)got : 0, .own = optind };
+	return (struct srun_words){ .words = words, .bytes = proc_read(words, sizeof(words), "/proc/self/cmdline"),
+		                    .own = optind };
 }
 
 static void tell_nodes(const char *variable, const char *value)

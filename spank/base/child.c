@@ -6,6 +6,7 @@
 #include <grp.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+
+enum { PROC_PATH_MAX = 640 };
 
 /* The kernel writes a folder's entries so. */
 struct entry {
@@ -72,19 +75,24 @@ void proc_close_channels(void)
 	proc_visit("/proc/self/fd", close_channel, NULL);
 }
 
-void proc_status(pid_t pid, char *text, size_t bytes)
+size_t proc_read(char *text, size_t bytes, const char *format, ...)
 {
-	char path[64];
+	char path[PROC_PATH_MAX];
+	va_list arguments;
 	ssize_t got = -1;
-	int fd;
+	int length, fd = -1;
 
-	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
+	va_start(arguments, format);
+	length = vsnprintf(path, sizeof(path), format, arguments);
+	va_end(arguments);
+	if (length > 0 && length < PROC_PATH_MAX)
+		fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd >= 0) {
 		got = read(fd, text, bytes - 1);
 		close(fd);
 	}
 	text[got > 0 ? got : 0] = '\0';
+	return got > 0 ? (size_t)got : 0;
 }
 
 uint64_t proc_signals(const char *status, const char *name)
@@ -102,13 +110,9 @@ void title_take(const char *name)
 {
 	unsigned long start = 0, end = 0;
 	char text[1024], *field;
-	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
-	ssize_t got = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
 
-	if (fd >= 0)
-		close(fd);
+	proc_read(text, sizeof(text), "/proc/self/stat");
 	prctl(PR_SET_NAME, name);
-	text[got > 0 ? got : 0] = '\0';
 	/* Field 3 comes behind the command in parentheses; the two fields read here are 48 and 49. */
 	field = strrchr(text, ')');
 	for (int i = 2; field != NULL && i < 48; i++)

@@ -19,10 +19,12 @@ void proc_visit(const char *folder, void (*visit)(const char *number, void *abou
    goes on to write its log to those numbers. */
 void proc_close_channels(void);
 
-/* Reads /proc/PID/status, as much as there is room for. "": it cannot be read. */
-void proc_status(pid_t pid, char *text, size_t bytes);
+/* Reads one of the kernel's files, whose path `format` gives, as a text: as much as there is room for. Returns how many
+   bytes there are; 0, and "": it cannot be read. */
+size_t proc_read(char *text, size_t bytes, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
 
-/* A mask of signals in that text, such as "SigCgt", for which the process has handlers: bit i is signal i + 1. */
+/* A mask of signals in the text of /proc/PID/status, such as "SigCgt", for which the process has handlers: bit i is signal i + 1. */
 uint64_t proc_signals(const char *status, const char *name);
 
 /* For a process that was forked from slurmstepd and that goes on as one of the plugin's own. Gives it this name, and

@@ -2,24 +2,13 @@
 #include "spank/node/memory.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "spank/base/child.h"
 
 #define OLD_FILE "memory.oom_control"
-
-static bool read_text(const char *path, char *text, size_t bytes)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t got = fd >= 0 ? read(fd, text, bytes - 1) : -1;
-
-	if (fd >= 0)
-		close(fd);
-	text[got > 0 ? got : 0] = '\0';
-	return got > 0;
-}
 
 /* The part of a list such as "cpu,memory" up to ':' that is "memory". */
 static bool lists_memory(const char *list)
@@ -89,17 +78,16 @@ uint64_t memory_kills(const char *events)
 /* Version 2 counts a kill in all groups above, and version 1 only in the task's own group. */
 static uint64_t kills_below(const char *path, size_t length)
 {
-	char file[MEMORY_PATH_MAX], text[4096];
+	char folder[MEMORY_PATH_MAX], text[4096];
 	const struct dirent *entry;
 	uint64_t sum = 0;
 	DIR *step;
 
-	snprintf(file, sizeof(file), "%.*s", (int)length, path);
-	step = opendir(file);
+	snprintf(folder, sizeof(folder), "%.*s", (int)length, path);
+	step = opendir(folder);
 	while (step != NULL && (entry = readdir(step)) != NULL) {
-		int bytes = snprintf(file, sizeof(file), "%.*s%.40s/" OLD_FILE, (int)length, path, entry->d_name);
-		if (strncmp(entry->d_name, "task_", 5) == 0 && bytes < (int)sizeof(file) &&
-		    read_text(file, text, sizeof(text)))
+		if (strncmp(entry->d_name, "task_", 5) == 0 &&
+		    proc_read(text, sizeof(text), "%s%.40s/" OLD_FILE, folder, entry->d_name) > 0)
 			sum += memory_kills(text);
 	}
 	if (step != NULL)
@@ -112,7 +100,7 @@ static bool count_kills(const char *path, uint64_t *kills)
 	const char *name = strrchr(path, '/');
 	char text[4096];
 
-	if (name == NULL || !read_text(path, text, sizeof(text)))
+	if (name == NULL || proc_read(text, sizeof(text), "%s", path) == 0)
 		return false;
 	*kills = memory_kills(text);
 	if (strcmp(name + 1, OLD_FILE) == 0)
@@ -122,11 +110,10 @@ static bool count_kills(const char *path, uint64_t *kills)
 
 void memory_start(struct memory_watch *watch, pid_t pid)
 {
-	char path[64], text[4096];
+	char text[4096];
 
 	*watch = (struct memory_watch){ .path = "" };
-	snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
-	if (!read_text(path, text, sizeof(text)) || !memory_find(text, watch->path) ||
+	if (proc_read(text, sizeof(text), "/proc/%d/cgroup", (int)pid) == 0 || !memory_find(text, watch->path) ||
 	    !count_kills(watch->path, &watch->kills))
 		watch->path[0] = '\0';
 }

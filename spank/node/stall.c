@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "ddp.h"
+#include "spank/base/child.h"
 #include "spank/identity/nodelist.h"
 #include "spank/wire/progress_page.h"
 
@@ -278,32 +279,12 @@ bool stall_judge_start(const struct stall_node *node, uint64_t now_ns, struct st
 
 enum { LEVELS_MAX = 8, MAPS_MAX = 1 << 20 };
 
-static int open_of(pid_t pid, const char *file)
-{
-	char path[64];
-
-	snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, file);
-	return open(path, O_RDONLY | O_CLOEXEC);
-}
-
-/* Reads the beginning of a file of the process; what cannot be read is "". */
-static void read_start(pid_t pid, const char *file, char *text, size_t bytes)
-{
-	int fd = open_of(pid, file);
-	ssize_t got = fd >= 0 ? read(fd, text, bytes - 1) : 0;
-
-	if (fd >= 0)
-		close(fd);
-	text[got > 0 ? got : 0] = '\0';
-}
-
 /* 0: there is none, or the kernel keeps no list. */
 static pid_t first_child(pid_t pid)
 {
-	char file[32], text[32];
+	char text[32];
 
-	snprintf(file, sizeof(file), "task/%d/children", (int)pid);
-	read_start(pid, file, text, sizeof(text));
+	proc_read(text, sizeof(text), "/proc/%d/task/%d/children", (int)pid, (int)pid);
 	/* A number that is cut would be another process. */
 	return strchr(text, ' ') != NULL ? (pid_t)strtol(text, NULL, 10) : 0;
 }
@@ -328,12 +309,14 @@ static void read_name(pid_t pid, char name[STALL_PROGRAM_MAX + 1])
 static bool has_libddp(pid_t pid)
 {
 	static const char wanted[] = "/libddp.so";
-	char text[8192 + sizeof(wanted)];
+	char path[64], text[8192 + sizeof(wanted)];
 	size_t kept = 0, read_bytes = 0;
 	bool found = false;
 	ssize_t got;
-	int fd = open_of(pid, "maps");
+	int fd;
 
+	snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
 	while (fd >= 0 && !found && read_bytes < MAPS_MAX && (got = read(fd, text + kept, 8192)) > 0) {
 		size_t bytes = kept + (size_t)got;
 		found = memmem(text, bytes, wanted, strlen(wanted)) != NULL;
@@ -354,7 +337,7 @@ static uint32_t age_ms_of(pid_t pid)
 	const char *behind;
 	uint64_t now_ms, start_ms;
 
-	read_start(pid, "stat", text, sizeof(text));
+	proc_read(text, sizeof(text), "/proc/%d/stat", (int)pid);
 	behind = strrchr(text, ')');
 	/* Field 22; the command before it is field 2. */
 	if (behind == NULL || clock_gettime(CLOCK_BOOTTIME, &now) != 0 ||

@@ -2,12 +2,10 @@
 #include "spank/node/stall_watch.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "spank/base/child.h"
@@ -382,20 +380,12 @@ struct waits {
 static void add_thread(const char *number, void *about)
 {
 	struct waits *waits = about;
-	char path[96], text[96];
 	unsigned long long ran, waited;
-	ssize_t got;
-	int file;
+	char text[96];
 
 	if (waits->threads++ >= PACE_THREADS_MAX)
 		return;
-	snprintf(path, sizeof(path), "/proc/%d/task/%s/schedstat", (int)waits->pid, number);
-	file = open(path, O_RDONLY | O_CLOEXEC);
-	if (file < 0)
-		return;
-	got = read(file, text, sizeof(text) - 1);
-	close(file);
-	text[got > 0 ? got : 0] = '\0';
+	proc_read(text, sizeof(text), "/proc/%d/task/%s/schedstat", (int)waits->pid, number);
 	if (sscanf(text, "%llu %llu", &ran, &waited) == 2 && waited > waits->ns)
 		waits->ns = waited;
 }

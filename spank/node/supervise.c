@@ -370,20 +370,7 @@ enum task_state supervise_state(const struct supervise *supervise, uint32_t loca
    there is nothing. */
 static const char *read_stat(pid_t pid, char *text, size_t bytes)
 {
-	char path[64];
-	ssize_t got;
-	int fd;
-
-	if (pid <= 0)
-		return NULL;
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return NULL;
-	got = read(fd, text, bytes - 1);
-	close(fd);
-	text[got > 0 ? got : 0] = '\0';
-	return strrchr(text, ')');
+	return pid > 0 && proc_read(text, bytes, "/proc/%d/stat", (int)pid) > 0 ? strrchr(text, ')') : NULL;
 }
 
 struct supervise_process supervise_process_of(pid_t pid)

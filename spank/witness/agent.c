@@ -246,7 +246,7 @@ static void hand_on_owed(void)
 
 	if (self.owed == 0 || self.child == 0 || descend_never_ran(self.child))
 		return;
-	proc_status(self.child, status, sizeof(status));
+	proc_read(status, sizeof(status), "/proc/%d/status", (int)self.child);
 	caught = self.owed & proc_signals(status, "SigCgt");
 	self.owed &= ~caught;
 	for (int number = 1; caught != 0; number++, caught >>= 1)

@@ -14,17 +14,9 @@
 
 static bool is_srun(pid_t pid)
 {
-	char path[64], text[8] = "";
-	int fd;
-	ssize_t got;
+	char text[8];
 
-	snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return false;
-	got = read(fd, text, sizeof(text) - 1);
-	close(fd);
-	return got > 0 && strcmp(text, "srun\n") == 0;
+	return proc_read(text, sizeof(text), "/proc/%d/comm", (int)pid) > 0 && strcmp(text, "srun\n") == 0;
 }
 
 /* A child, whose number is the child's until the caller reaps the child. */
@@ -90,18 +82,10 @@ struct relative {
 
 static bool read_relative(const char *number, struct relative *relative)
 {
-	char path[300], text[1024];
+	char text[1024];
 	const char *behind;
-	ssize_t got = -1;
-	int fd;
 
-	snprintf(path, sizeof(path), "/proc/%.255s/stat", number);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd >= 0) {
-		got = read(fd, text, sizeof(text) - 1);
-		close(fd);
-	}
-	text[got > 0 ? got : 0] = '\0';
+	proc_read(text, sizeof(text), "/proc/%s/stat", number);
 	behind = strrchr(text, ')');
 	return behind != NULL &&
 	       sscanf(behind, ") %c %d %d %d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d", &relative->state,

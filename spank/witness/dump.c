@@ -4,7 +4,6 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,18 +21,7 @@
 
 static size_t read_text(const char *folder, const char *thread, const char *name, char *text, size_t bytes)
 {
-	char path[128];
-	ssize_t got = -1;
-	int file;
-
-	if ((size_t)snprintf(path, sizeof(path), "%s/%s/%s", folder, thread, name) < sizeof(path)) {
-		file = open(path, O_RDONLY | O_CLOEXEC);
-		if (file >= 0) {
-			got = read(file, text, bytes - 1);
-			close(file);
-		}
-	}
-	text[got > 0 ? got : 0] = '\0';
+	proc_read(text, bytes, "%s/%s/%s", folder, thread, name);
 	text[strcspn(text, "\n")] = '\0';
 	return strlen(text);
 }

@@ -563,17 +563,10 @@ bool pump_add(int control, const struct pump_stream *stream, const int fds[PUMP_
 
 bool pump_shares_group(const char *path)
 {
-	char text[4096];
+	char text[4096] = "\n";
 	const char *line;
-	ssize_t got;
-	int file = open(path, O_RDONLY | O_CLOEXEC);
 
-	if (file < 0)
-		return false;
-	text[0] = '\n';
-	got = read(file, text + 1, sizeof(text) - 2);
-	close(file);
-	text[got > 0 ? got + 1 : 0] = '\0';
+	proc_read(text + 1, sizeof(text) - 1, "%s", path);
 	/* The kernel writes this line last. */
 	line = strstr(text, "\n0::");
 	return line != NULL && strstr(line, "slurmstepd.scope/job_") != NULL;

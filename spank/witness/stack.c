@@ -62,18 +62,10 @@ static int open_file(pid_t pid, int *number)
 
 static bool handles(pid_t pid, int number)
 {
-	char path[64], line[256];
-	unsigned long long caught = 0;
-	FILE *status;
+	char status[8192];
 
-	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-	status = fopen(path, "re");
-	while (status != NULL && fgets(line, sizeof(line), status) != NULL)
-		if (sscanf(line, "SigCgt: %llx", &caught) == 1)
-			break;
-	if (status != NULL)
-		fclose(status);
-	return (caught >> (number - 1) & 1) != 0;
+	proc_read(status, sizeof(status), "/proc/%d/status", (int)pid);
+	return (proc_signals(status, "SigCgt") >> (number - 1) & 1) != 0;
 }
 
 /* The number may be another process's by now, which a descriptor never is. */

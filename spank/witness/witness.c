@@ -319,7 +319,7 @@ static uint64_t pending(pid_t pid, bool *runs)
 {
 	char text[4096];
 
-	proc_status(pid, text, sizeof(text));
+	proc_read(text, sizeof(text), "/proc/%d/status", (int)pid);
 	*runs = strstr(text, "\nState:\tR") != NULL;
 	return proc_signals(text, "SigPnd") | proc_signals(text, "ShdPnd");
 }
