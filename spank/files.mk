@@ -35,7 +35,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/witness/folder.c spank/witness/folder.h \
 	spank/witness/pump.c spank/witness/pump.h \
 	spank/witness/rings.c spank/witness/rings.h \
-	spank/witness/stack.c spank/witness/stack.h \
 	spank/witness/witness.c spank/witness/witness.h \
 	spank/node/ends.c spank/node/ends.h \
 	spank/node/flight.c spank/node/flight.h \

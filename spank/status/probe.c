@@ -18,7 +18,6 @@
 #include "spank/status/row.h"
 #include "spank/wire/progress_page.h"
 #include "spank/witness/dump.h"
-#include "spank/witness/stack.h"
 
 enum { BATCH_STEPS_FROM = 0x7fffffff, LOCAL_RANKS_MAX = 65536 };
 

@@ -20,7 +20,7 @@
 #include "spank/status/cluster.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
-#include "spank/witness/stack.h"
+#include "spank/witness/dump.h"
 #include "tests/support/folder.h"
 #include "tests/support/test.h"
 
