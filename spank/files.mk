@@ -30,7 +30,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/srun_options.c spank/launch/srun_options.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/witness/agent.c spank/witness/agent.h \
-	spank/witness/descend.c spank/witness/descend.h \
 	spank/witness/dump.c spank/witness/dump.h \
 	spank/witness/folder.c spank/witness/folder.h \
 	spank/witness/pump.c spank/witness/pump.h \

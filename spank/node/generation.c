@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/child.h"
 #include "spank/base/release.h"
 #include "spank/base/worker.h"
 #include "spank/identity/nodelist.h"
@@ -16,7 +17,6 @@
 #include "spank/wire/progress_page.h"
 #include "spank/wire/timeline.h"
 #include "spank/witness/agent.h"
-#include "spank/witness/descend.h"
 
 enum {
 	SOON_MS = 50,
@@ -319,7 +319,7 @@ static bool end_adopted(struct generation *generation)
 	for (int round = 0; left > 0 && round < ADOPTED_ROUNDS; round++) {
 		if (round > 0)
 			pause_ms(1);
-		left = descend_kill_adopted(generation->group, is_of_plugin, &generation->node->supervise);
+		left = kill_adopted(generation->group, is_of_plugin, &generation->node->supervise);
 	}
 	return left == 0;
 }
@@ -364,7 +364,7 @@ static void help_agents(struct generation *generation)
 		if ((generation->state == GENERATION_QUITS ||
 		     (!agents_agent_clear(agents, i, generation->number) && !stays(agents, i))) &&
 		    agents_agent_runs(agents, i))
-			descend_kill_children_of(agents->pids[i]);
+			kill_children_of(agents->pids[i]);
 }
 
 /* An agent that somebody has stopped does not tell of its program's end. */

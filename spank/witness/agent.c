@@ -17,7 +17,6 @@
 #include "base/clock.h"
 #include "spank/base/child.h"
 #include "spank/wire/deal.h"
-#include "spank/witness/descend.h"
 
 enum {
 	ORDER_BITS = 3,
@@ -244,7 +243,7 @@ static void hand_on_owed(void)
 	char status[4096];
 	uint64_t caught;
 
-	if (self.owed == 0 || self.child == 0 || descend_never_ran(self.child))
+	if (self.owed == 0 || self.child == 0 || child_never_ran(self.child))
 		return;
 	proc_read(status, sizeof(status), "/proc/%d/status", (int)self.child);
 	caught = self.owed & proc_signals(status, "SigCgt");
@@ -269,7 +268,7 @@ static void note_unborn(void)
 	siginfo_t info = { .si_pid = 0 };
 
 	if (self.child != 0 && waitid(P_PID, (id_t)self.child, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-	    info.si_pid == self.child && descend_never_ran(self.child))
+	    info.si_pid == self.child && child_never_ran(self.child))
 		atomic_store(&self.own->unborn, atomic_load(&self.own->begun));
 }
 
@@ -292,11 +291,11 @@ static bool reap(void)
 static void end_all(void)
 {
 	const uint64_t asks_until_ns = ddp_now_ns() + AGENTS_ASK_MS * 1000000ull;
-	struct descend_asked asked = { .count = 0 };
+	struct asked_sruns asked = { .count = 0 };
 
 	self.ends = true;
 	while (reap()) {
-		descend_kill_children(ddp_now_ns() < asks_until_ns ? &asked : NULL);
+		kill_children(ddp_now_ns() < asks_until_ns ? &asked : NULL);
 		if (reap())
 			wait_for_signal(KILL_LOOK_MS);
 	}
