@@ -19,7 +19,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/wire/deal.c spank/wire/deal.h \
 	spank/wire/event.c spank/wire/event.h \
 	spank/wire/judge.c spank/wire/judge.h \
-	spank/wire/notes.c spank/wire/notes.h \
 	spank/wire/relay.c spank/wire/relay.h \
 	spank/wire/timeline.h \
 	spank/launch/check.c spank/launch/check.h \
