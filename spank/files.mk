@@ -51,7 +51,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/srun/peers.c spank/srun/peers.h \
 	spank/srun/plan.c spank/srun/plan.h \
 	spank/srun/presence.c spank/srun/presence.h \
-	spank/srun/printer.c spank/srun/printer.h \
 	spank/srun/relay_srun.c spank/srun/relay_srun.h \
 	spank/srun/requests.c spank/srun/requests.h \
 	spank/srun/roster.c spank/srun/roster.h \

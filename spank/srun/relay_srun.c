@@ -25,7 +25,6 @@
 #include "spank/srun/pace_step.h"
 #include "spank/srun/peers.h"
 #include "spank/srun/presence.h"
-#include "spank/srun/printer.h"
 #include "spank/srun/requests.h"
 #include "spank/srun/step.h"
 #include "spank/wire/progress_page.h"

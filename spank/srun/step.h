@@ -92,7 +92,7 @@ struct relay_restart {
 };
 
 /* srun calls these functions when they are due: srun says a sentence, in printable bytes and in
-   a separate thread (printer.h), ends the step, or asks. */
+   a separate thread (requests.h), ends the step, or asks. */
 struct relay_actions {
 	void (*say)(const char *text);
 	void (*end_step)(void);
