@@ -80,9 +80,8 @@ if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
 spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h spank/task.c spank/task.h \
-	spank/slurmctld/ask.c spank/slurmctld/ask.h \
+	spank/slurmctld/query.c spank/slurmctld/query.h \
 	spank/slurmctld/comment.c spank/slurmctld/comment.h \
-	spank/slurmctld/kill.c spank/slurmctld/kill.h \
 	spank/slurmctld/requeue.c spank/slurmctld/requeue.h \
 	spank/srun/relaunch.c spank/srun/relaunch.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)

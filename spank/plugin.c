@@ -23,7 +23,7 @@ SPANK_PLUGIN(spank_ddp, 1)
 #include "spank/launch/prepare.h"
 #include "spank/node/supervise.h"
 #include "spank/options/site.h"
-#include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/query.h"
 #include "spank/srun.h"
 #include "spank/stepd.h"
 #include "spank/task.h"
@@ -191,7 +191,7 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	if (!site_parse(&request.site, ac, argv, &request.error) || !check_version(spank, &request.error))
 		say_line_error(context);
 	request.settings = request.site.defaults;
-	stepd.affinity = ask_affinity();
+	stepd.affinity = query_affinity();
 	if (context == S_CTX_LOCAL)
 		srun_note_job();
 	/* This early, so that it runs late. */

@@ -23,9 +23,8 @@
 #include "spank/launch/preflight.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/srun_options.h"
-#include "spank/slurmctld/ask.h"
 #include "spank/slurmctld/comment.h"
-#include "spank/slurmctld/kill.h"
+#include "spank/slurmctld/query.h"
 #include "spank/slurmctld/requeue.h"
 #include "spank/srun/dealer.h"
 #include "spank/srun/peers.h"
@@ -67,7 +66,7 @@ static struct {
    end, and those of the others get SIGKILL at once, so that two seconds are enough. */
 static void wait_no_longer(void)
 {
-	slurm_conf_t *conf = (slurm_conf_t *)ask_configuration();
+	slurm_conf_t *conf = (slurm_conf_t *)query_configuration();
 
 	if (conf != NULL)
 		conf->kill_wait = 0;
@@ -102,24 +101,24 @@ static void lose_nodes(const char *nodes)
 
 static bool slurm_ends_it(void)
 {
-	return atomic_load(&srun.has_step) && ask_is_ending(srun.job_id);
+	return atomic_load(&srun.has_step) && query_is_ending(srun.job_id);
 }
 
 static bool node_failed(const char *node)
 {
-	return atomic_load(&srun.has_step) && ask_node_failed(srun.job_id, node);
+	return atomic_load(&srun.has_step) && query_node_failed(srun.job_id, node);
 }
 
 static bool lost_node(char node[HOST_NAME_MAX_BYTES])
 {
-	return atomic_load(&srun.has_step) && ask_lost_node(srun.job_id, node);
+	return atomic_load(&srun.has_step) && query_lost_node(srun.job_id, node);
 }
 
 /* srun takes the ports of SrunPortRange as it comes to need them, the last ones after all
    of a plugin's callbacks, and dies without one. So it has the first claim. */
 static bool leaves_room(uint32_t ports)
 {
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 	const uint16_t *range = conf != NULL ? conf->srun_port_range : NULL;
 
 	if (range == NULL || range[0] == 0 || listener_has_room(range[0], range[1], ports))
@@ -168,7 +167,7 @@ static bool asks(const struct request *request, const char *key)
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
 static void listen_for_nodes(const struct request *request)
 {
-	const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step,
+	const struct relay_actions actions = { .say = print_to_user, .end_step = end_step,
 		                               .note = request->site.notes_failures ? comment_add_failure : NULL,
 		                               .slurm_ends_it = slurm_ends_it,
 		                               .node_failed = node_failed,
@@ -178,9 +177,9 @@ static void listen_for_nodes(const struct request *request)
 		                               .take_link = dealer_take_link,
 		                               .restart = dealer_is_open() ? &dealer_restart : NULL };
 	const struct step_policy policy = { .hold_ms = HOLD_MS, .ask_ms = ASK_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
-		                            .doubt_ms = ask_kill_wait_ms() + DOUBT_MS,
-		                            .grace_ms = ask_grace_ms(&request->settings),
-		                            .stop_ms = ask_grace_ms(&request->settings),
+		                            .doubt_ms = query_kill_wait_ms() + DOUBT_MS,
+		                            .grace_ms = query_grace_ms(&request->settings),
+		                            .stop_ms = query_grace_ms(&request->settings),
 		                            .slurm_may_grant_more = request->settings.grace_seconds == GRACE_OF_SLURM,
 		                            .kill_on_failure = request->settings.kill_on_failure,
 		                            .restarts = dealer_is_open(),
@@ -192,7 +191,7 @@ static void listen_for_nodes(const struct request *request)
 		                                       .python = asks(request, "python") && request->settings.python },
 		                            .slow_percent = request->settings.slow_percent,
 		                            .silence_ms = settings_silence_ms(&request->settings) };
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;
 	struct error error;
 	char spec[RELAY_SPEC_MAX];
@@ -242,18 +241,18 @@ static void take_kill_on_bad_exit(struct request *request, enum srun_say kill)
    badly, and WaitTime has it end what runs so long after the first task's end. */
 static void override_slurm(const struct request *request, enum srun_say kill, long wait_seconds)
 {
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 	/* The tasks of a node that was replaced end long before the others. */
-	bool never_waits = request->settings.restarts > 0 && ask_to_set_option('W', "0");
+	bool never_waits = request->settings.restarts > 0 && set_srun_option('W', "0");
 	bool kills = kill == SRUN_YES || (kill == SRUN_SILENT && conf != NULL && conf->kill_on_bad_exit != 0);
 	uint32_t site_wait = wait_seconds < 0 && !never_waits && conf != NULL ? conf->wait_time : 0;
 	const struct srun_ends ends = {
 		.kill_on_failure = request->settings.kill_on_failure,
 		.grace_given = request->settings.grace_seconds != GRACE_OF_SLURM,
-		.grace_seconds = ask_grace_ms(&request->settings) / 1000,
+		.grace_seconds = query_grace_ms(&request->settings) / 1000,
 		.wait_seconds = never_waits ? 0 : wait_seconds,
-		.site_wait = site_wait > 0 && !ask_to_set_option('W', "0") ? site_wait : 0,
-		.kills = kills && !ask_to_set_option('K', "0"),
+		.site_wait = site_wait > 0 && !set_srun_option('W', "0") ? site_wait : 0,
+		.kills = kills && !set_srun_option('K', "0"),
 	};
 	char text[RELAY_TEXT_MAX];
 
@@ -361,7 +360,7 @@ static bool leave_unstarted(int status)
 		return false;
 	/* If the Prolog fails, SLURM requeues a job of sbatch, and ends any other one. Of a command line that is cut, the rest is
 	   not known. */
-	srun.step.may_go_on &= (srun.owns_job || ask_state(srun.job_id) == JOB_RUNNING) && hostfile() == NULL &&
+	srun.step.may_go_on &= (srun.owns_job || query_job_state(srun.job_id) == JOB_RUNNING) && hostfile() == NULL &&
 	                       given.bytes < COMMAND_LINE_MAX - 1 &&
 	                       srun_fits_fewer_nodes(&given, getenv("SLURM_GPUS"), getenv("SLURM_DISTRIBUTION"));
 	return relaunch_unstarted(&srun.step, presence, &given);
@@ -498,7 +497,7 @@ static bool look_ahead(const struct request *request, const struct preflight_ste
 	/* A key that needs spares is the site's default here, as the user's would have been refused. */
 	if (settings.preflight == PREFLIGHT_EXCLUDE && !dealer_is_open())
 		settings.preflight = PREFLIGHT_WARN;
-	if (!preflight_run(&settings, place, ask_to_say, &avoid, error))
+	if (!preflight_run(&settings, place, print_to_user, &avoid, error))
 		return false;
 	if (avoid != NULL)
 		dealer_avoid(avoid);
@@ -530,7 +529,7 @@ bool srun_looks_ahead(const struct request *request, const struct srun_step *ste
 
 	if (request->settings.preflight == PREFLIGHT_NO || request->settings.check != CHECK_NO || srun.starts_daemon)
 		return true;
-	place.node_list = nodes = ask_step_nodes(step->job_id, step->step_id);
+	place.node_list = nodes = query_step_nodes(step->job_id, step->step_id);
 	starts = look_ahead(request, &place, &error);
 	free(nodes);
 	if (starts)

@@ -17,7 +17,7 @@
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"
 #include "spank/node/ends.h"
-#include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/query.h"
 #include "spank/wire/event.h"
 #include "spank/wire/relay.h"
 #include "spank/wire/timeline.h"
@@ -110,7 +110,7 @@ static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 	else if (stepd->node.relay.port == 0)
 		error_set(&request->error, "restart=: srun does not listen for its nodes");
 	else if (agents_make(&stepd->node.supervise.agents, local_tasks, &request->error))
-		stepd->node.supervise.agents.shared->hands_on = ask_signals_children_only();
+		stepd->node.supervise.agents.shared->hands_on = query_signals_children_only();
 }
 
 static bool note_owner(spank_t spank, uid_t user, struct owner *owner)
@@ -140,7 +140,7 @@ static void make_log(spank_t spank, struct stepd *stepd, char *const *environmen
 	if (contained_here())
 		error_set(&request->error, "log=: SlurmdParameters=contain_spank of slurm.conf ends what the plugin starts "
 		          "before the tasks: the administrator should remove it, or log= be left out");
-	else if (ask_tracks_cgroups() && pump_shares_group("/proc/self/cgroup"))
+	else if (query_tracks_cgroups() && pump_shares_group("/proc/self/cgroup"))
 		error_set(&request->error, "log=: ProctrackType=proctrack/cgroup with control groups of version 2 kills ddp-log "
 		          "with the tasks, before it has written their output: leave log= out, and use srun's --output");
 	else if (!note_owner(spank, user, &owner))
@@ -196,16 +196,16 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		stepd->node.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
 		take_word_of_srun(stepd, environment);
 	}
-	stepd->node.say = ask_to_say;
+	stepd->node.say = print_to_user;
 	stepd->node.log = log_line;
 	stepd->node.launcher = request->settings.launcher;
 	stepd->node.kill_on_failure = request->settings.kill_on_failure;
 	/* Processes that a launcher starts have no pages. */
 	stepd->node.stall_seconds = request->settings.launcher ? 0 : request->settings.stall_seconds;
 	stepd->node.silence_ms = settings_silence_ms(&request->settings);
-	if (!ask_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &request->error) ||
-	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &request->error) ||
-	    !ask_fact(spank, S_JOB_UID, "the job's user", &owner, &request->error)) {
+	if (!query_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &request->error) ||
+	    !query_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &request->error) ||
+	    !query_fact(spank, S_JOB_UID, "the job's user", &owner, &request->error)) {
 		stepd->normal_step = true;
 		return;
 	}
@@ -318,10 +318,10 @@ static long alone_ms(const struct settings *settings, enum end_delay delay)
 	case DELAY_NONE:
 		return ALONE_MS;
 	case DELAY_GRACE:
-		return (long)ask_grace_ms(settings);
+		return (long)query_grace_ms(settings);
 	case DELAY_STOP:
 		/* A node does not ask for the end of a time that Slurm itself grants. */
-		return settings->grace_seconds == GRACE_OF_SLURM ? -1 : (long)ask_grace_ms(settings);
+		return settings->grace_seconds == GRACE_OF_SLURM ? -1 : (long)query_grace_ms(settings);
 	case DELAY_DOUBT:
 	case DELAY_NEVER:
 		break;

@@ -10,7 +10,7 @@
 #include "spank/identity/master.h"
 #include "spank/node/node.h"
 #include "spank/options/site.h"
-#include "spank/slurmctld/kill.h"
+#include "spank/slurmctld/query.h"
 
 /* A copy of Slurm's handle of a task tells what Slurm knows of the task, once the callback that was
    given the handle is over. */

@@ -18,7 +18,7 @@
 #include "spank/node/node.h"
 #include "spank/node/report.h"
 #include "spank/node/stall_watch.h"
-#include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/query.h"
 #include "spank/wire/deal.h"
 #include "spank/wire/relay.h"
 #include "spank/witness/agent.h"
@@ -30,14 +30,14 @@ static bool collect_facts(spank_t spank, struct step_facts *facts, struct error 
 	int local_id = -1;
 	char **environment = NULL;
 
-	if (!ask_fact(spank, S_JOB_ID, "the job's id", &facts->job_id, error) ||
-	    !ask_fact(spank, S_JOB_STEPID, "the step's id", &facts->step_id, error) ||
-	    !ask_fact(spank, S_SLURM_RESTART_COUNT, "the restart count", &facts->restart_count, error) ||
-	    !ask_fact(spank, S_JOB_NODEID, "the node's id", &facts->node_id, error) ||
-	    !ask_fact(spank, S_JOB_NNODES, "the number of nodes", &facts->node_count, error) ||
-	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &facts->local_tasks, error) ||
-	    !ask_fact(spank, S_JOB_TOTAL_TASK_COUNT, "the step's tasks", &facts->total_tasks, error) ||
-	    !ask_fact(spank, S_TASK_GLOBAL_ID, "the task's id", &facts->global_id, error))
+	if (!query_fact(spank, S_JOB_ID, "the job's id", &facts->job_id, error) ||
+	    !query_fact(spank, S_JOB_STEPID, "the step's id", &facts->step_id, error) ||
+	    !query_fact(spank, S_SLURM_RESTART_COUNT, "the restart count", &facts->restart_count, error) ||
+	    !query_fact(spank, S_JOB_NODEID, "the node's id", &facts->node_id, error) ||
+	    !query_fact(spank, S_JOB_NNODES, "the number of nodes", &facts->node_count, error) ||
+	    !query_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &facts->local_tasks, error) ||
+	    !query_fact(spank, S_JOB_TOTAL_TASK_COUNT, "the step's tasks", &facts->total_tasks, error) ||
+	    !query_fact(spank, S_TASK_GLOBAL_ID, "the task's id", &facts->global_id, error))
 		return false;
 	if (spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS || local_id < 0)
 		return error_set(error, "Slurm does not give the task's local id");
@@ -55,7 +55,7 @@ static uint32_t task_cpus(spank_t spank, const struct stepd *stepd, char *const 
 {
 	const char *asked = environment_get(environment, "SLURM_CPUS_PER_TASK");
 	struct cpu_facts facts = { .asked = asked != NULL ? (uint32_t)strtoul(asked, NULL, 10) : 0,
-		                   .bound = ask_affinity() };
+		                   .bound = query_affinity() };
 	uint16_t node = 0;
 
 	if (spank_get_item(spank, S_STEP_CPUS_PER_TASK, &facts.per_task) != ESPANK_SUCCESS)
@@ -324,7 +324,7 @@ static void make_witness(const struct stepd *stepd, uint32_t nodes)
 		                       /* Agents end what they have started, and then exit. */
 		                       .kill_tasks = stepd->request->settings.kill_on_failure &&
 		                                     stepd->node.supervise.agents.shared == NULL,
-		                       .stay_in_group = ask_tracks_groups(),
+		                       .stay_in_group = query_tracks_groups(),
 		                       .look = look_for_stall, .begin_again = begin_again,
 		                       .give_up = give_up, .about = &watch };
 

@@ -132,16 +132,6 @@ bool preflight_step_answer(char *text, struct preflight_answer *answer)
 	return true;
 }
 
-bool preflight_step_lists(const char *node_list, const char *node)
-{
-	size_t length = strlen(node);
-
-	for (const char *at = node_list; at != NULL && *at != '\0'; at += strcspn(at, ","), at += *at == ',')
-		if (length > 0 && strcspn(at, ",") == length && memcmp(at, node, length) == 0)
-			return true;
-	return false;
-}
-
 /* ---- running it ---- */
 
 enum { ANSWER_MAX = 65536, LIMIT_MS = 120000, LEAVE_MS = 10000 };

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "spank/launch/preflight.h"
+#include "spank/identity/nodelist.h"
 #include "spank/srun/succession.h"
 
 #define NS_PER_MS 1000000ull
@@ -153,7 +153,7 @@ void plan_join(struct plan *plan, const struct deal_join *join, const char *name
 	if (why != NULL)
 		refuse(plan, name, why);
 	else if (plan->phase == PLAN_JOINING)
-		plan->roster.nodes[join->node_id].suspect |= preflight_step_lists(plan->policy.odd_nodes, name);
+		plan->roster.nodes[join->node_id].suspect |= names_have(plan->policy.odd_nodes, name);
 	if (plan->phase != PLAN_JOINING)
 		return;
 	plan_heard(plan, join->node_id, now_ns);
