@@ -38,7 +38,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/node/flight.c spank/node/flight.h \
 	spank/node/generation.c spank/node/generation.h \
 	spank/node/link.c spank/node/link.h \
-	spank/node/memory.c spank/node/memory.h \
 	spank/node/node.c spank/node/node.h \
 	spank/node/report.c spank/node/report.h \
 	spank/node/stall.c spank/node/stall.h \

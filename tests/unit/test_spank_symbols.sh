@@ -72,14 +72,14 @@ same "spank/witness/agent.c spank/witness/dump.c spank/witness/pump.c" \
 		LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
 	"it forks in agents, and to write as the user, alone"
 # What is root in slurmstepd, or may be: it opens the kernel's own files, whose names begin with /proc or /sys.
-opens='spank/base/child.c spank/node/memory.c spank/node/stall.c'
+opens='spank/base/child.c spank/node/stall.c spank/node/supervise.c'
 same "$opens" \
 	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_](f?open|openat|opendir|mkdir|unlink|rename|creat)\(' spank/base spank/wire spank/node spank/stepd.c --include='*.c' |
 		LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
 	"root opens no files but in three sources"
 # shellcheck disable=SC2086 # paths are words
 same "" "$(cd "${srcdir:-.}" && grep -hE '"/(dev|etc|home|opt|run|tmp|usr|var)[/"]' $opens)" "which name the kernel's files"
-same "spank/node/memory.c spank/witness/pump.c" \
+same "spank/node/supervise.c spank/witness/pump.c" \
 	"$(cd "${srcdir:-.}" && grep -rE '[^a-z_]proc_read\(.*"' spank --include='*.c' | grep -v '"/proc/' | cut -d : -f 1 |
 		LC_ALL=C sort -u | tr '\n' ' ' | sed 's/ $//')" \
 	"so do callers of proc_read(), but for two that are given the path"
