@@ -17,9 +17,9 @@ spank_libspankcore_la_SOURCES = \
 	spank/wire/progress_page.c spank/wire/progress_page.h \
 	spank/wire/channel.c spank/wire/channel.h \
 	spank/wire/deal.c spank/wire/deal.h \
-	spank/wire/event.c spank/wire/event.h \
 	spank/wire/judge.c spank/wire/judge.h \
 	spank/wire/relay.c spank/wire/relay.h \
+	spank/wire/report.c spank/wire/report.h \
 	spank/wire/timeline.h \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/container.c spank/launch/container.h \
@@ -39,7 +39,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/node/generation.c spank/node/generation.h \
 	spank/node/link.c spank/node/link.h \
 	spank/node/node.c spank/node/node.h \
-	spank/node/report.c spank/node/report.h \
 	spank/node/stall.c spank/node/stall.h \
 	spank/node/stall_watch.c spank/node/stall_watch.h \
 	spank/node/supervise.c spank/node/supervise.h \

@@ -18,8 +18,8 @@
 #include "spank/launch/container.h"
 #include "spank/node/ends.h"
 #include "spank/slurmctld/query.h"
-#include "spank/wire/event.h"
 #include "spank/wire/relay.h"
+#include "spank/wire/report.h"
 #include "spank/wire/timeline.h"
 #include "spank/witness/pump.h"
 

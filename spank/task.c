@@ -16,11 +16,11 @@
 #include "spank/launch/check.h"
 #include "spank/launch/variables.h"
 #include "spank/node/node.h"
-#include "spank/node/report.h"
 #include "spank/node/stall_watch.h"
 #include "spank/slurmctld/query.h"
 #include "spank/wire/deal.h"
 #include "spank/wire/relay.h"
+#include "spank/wire/report.h"
 #include "spank/witness/agent.h"
 #include "spank/witness/folder.h"
 

@@ -11,8 +11,8 @@
 #include "spank/srun/links.h"
 #include "spank/srun/stall_step.h"
 #include "spank/wire/channel.h"
-#include "spank/wire/event.h"
 #include "spank/wire/relay.h"
+#include "spank/wire/report.h"
 
 enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 + STALL_WHO_MAX + STALL_DOING_MAX };
 

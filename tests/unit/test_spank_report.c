@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/node/report: the sentence about a failed task, from a page not to trust.
+/* spank/wire/report: the sentence about a failed task, from a page not to trust.
    spank/wire/judge: what follows from the end of a task, one line per case.
    spank/wire/progress_page, spank/node/node: who is named when ranks give up because of another one, and
    what that one was doing. */
@@ -12,12 +12,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ddp.h"
 #include "base/clock.h"
+#include "ddp.h"
 #include "spank/node/node.h"
-#include "spank/node/report.h"
-#include "spank/wire/progress_page.h"
 #include "spank/wire/judge.h"
+#include "spank/wire/progress_page.h"
+#include "spank/wire/report.h"
 #include "tests/support/test.h"
 
 #define EXITED(code) ((code) << 8)
