@@ -22,7 +22,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/wire/report.c spank/wire/report.h \
 	spank/wire/timeline.h \
 	spank/launch/check.c spank/launch/check.h \
-	spank/launch/container.c spank/launch/container.h \
 	spank/launch/names.c spank/launch/names.h \
 	spank/launch/preflight.c spank/launch/preflight.h \
 	spank/launch/prepare.c spank/launch/prepare.h \

@@ -19,7 +19,6 @@
 #include "spank/base/end_signal.h"
 #include "spank/base/text.h"
 #include "spank/launch/check.h"
-#include "spank/launch/container.h"
 #include "spank/launch/preflight.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/srun_options.h"

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/launch/prepare.h"
 
+#include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,4 +135,90 @@ void launch_list_stale(char *text, size_t bytes)
 			sink_add(&sink, "%s%s=%.40s", sink.used > 0 ? " " : "", name->text, value);
 	}
 	make_printable(text);
+}
+
+/* ---- plugstack's order ---- */
+
+enum { OBJECTS_MAX = 512 };
+
+struct search {
+	bool behind_us, found;
+};
+
+static bool holds(const struct dl_phdr_info *info, uintptr_t address)
+{
+	for (int i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+		if (part->p_type == PT_LOAD && address - info->dlpi_addr - part->p_vaddr < part->p_memsz)
+			return true;
+	}
+	return false;
+}
+
+/* Called for each object in the order in which they were loaded. */
+static int look_at(struct dl_phdr_info *info, size_t bytes, void *user)
+{
+	struct search *search = user;
+	const char *slash = strrchr(info->dlpi_name, '/');
+
+	(void)bytes;
+	if (holds(info, (uintptr_t)&container_plugin_comes_later))
+		search->behind_us = true;
+	else if (search->behind_us && slash != NULL && strcmp(slash, "/spank_pyxis.so") == 0)
+		search->found = true;
+	return 0;
+}
+
+bool container_plugin_comes_later(void)
+{
+	struct search search = { false, false };
+
+	dl_iterate_phdr(look_at, &search);
+	return search.found;
+}
+
+static bool prepares_tasks(const char *path)
+{
+	void *object = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+	void *function = object != NULL ? dlsym(object, "slurm_spank_task_init") : NULL;
+	Dl_info info;
+	/* Not of one of its libraries, which Slurm has loaded before. */
+	bool found = function != NULL && dladdr(function, &info) != 0 && info.dli_fname != NULL &&
+	             strcmp(info.dli_fname, path) == 0;
+
+	if (object != NULL)
+		dlclose(object);
+	return found;
+}
+
+struct objects {
+	char *path[OBJECTS_MAX];
+	size_t count;
+};
+
+static int list_before(struct dl_phdr_info *info, size_t bytes, void *user)
+{
+	struct objects *objects = user;
+
+	(void)bytes;
+	if (holds(info, (uintptr_t)&container_plugin_comes_later) || objects->count == OBJECTS_MAX)
+		return 1;
+	objects->path[objects->count] = info->dlpi_name[0] != '\0' ? strdup(info->dlpi_name) : NULL;
+	objects->count += objects->path[objects->count] != NULL;
+	return 0;
+}
+
+/* The loader's list is locked while it is looked at. A thread of Slurm's that loads a plugin meanwhile has the other
+   one of the loader's locks, for which a look at a single object would wait. */
+bool task_plugin_comes_before(void)
+{
+	struct objects objects = { .count = 0 };
+	bool found = false;
+
+	dl_iterate_phdr(list_before, &objects);
+	for (size_t i = 0; i < objects.count; i++) {
+		found = found || prepares_tasks(objects.path[i]);
+		free(objects.path[i]);
+	}
+	return found;
 }
