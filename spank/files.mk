@@ -75,8 +75,8 @@ spank_status_ddp_status_LDADD = spank/status/libstatus.la
 
 if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
-spank_spank_ddp_la_SOURCES = spank/plugin.c \
-	spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h spank/task.c spank/task.h \
+spank_spank_ddp_la_SOURCES = spank/plugin.c spank/plugin.h \
+	spank/srun.c spank/stepd.c spank/task.c \
 	spank/slurmctld/query.c spank/slurmctld/query.h \
 	spank/slurmctld/comment.c spank/slurmctld/comment.h \
 	spank/slurmctld/requeue.c spank/slurmctld/requeue.h \

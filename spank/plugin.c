@@ -23,10 +23,8 @@ SPANK_PLUGIN(spank_ddp, 1)
 #include "spank/launch/prepare.h"
 #include "spank/node/supervise.h"
 #include "spank/options/site.h"
+#include "spank/plugin.h"
 #include "spank/slurmctld/query.h"
-#include "spank/srun.h"
-#include "spank/stepd.h"
-#include "spank/task.h"
 
 static struct request request;
 static struct stepd stepd = { .request = &request, .log_control = -1,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/stepd.h"
+#include "spank/plugin.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

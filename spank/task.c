@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/task.h"
+#include "spank/plugin.h"
 
 #include <errno.h>
 #include <stdio.h>
