@@ -60,10 +60,10 @@ bin_PROGRAMS += spank/status/ddp-status
 # What slurmd's logs tell of failures.
 dist_bin_SCRIPTS += spank/status/ddp-failures
 noinst_LTLIBRARIES += spank/status/libstatus.la
-spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
-	spank/status/cluster.c spank/status/cluster.h \
-	spank/status/local.c spank/status/local.h \
-	spank/status/probe.c spank/status/probe.h \
+spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h spank/status/sources.h \
+	spank/status/cluster.c \
+	spank/status/local.c \
+	spank/status/probe.c \
 	spank/status/process.c spank/status/process.h \
 	spank/status/prometheus.c spank/status/prometheus.h
 spank_status_libstatus_la_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/status/cluster.h"
+#include "spank/status/sources.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "spank/launch/srun_options.h"
-#include "spank/status/local.h"
 
 enum {
 	LINE_BYTES = 4096,       /* srun forwards 1,024 bytes at most, */

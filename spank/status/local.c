@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/status/local.h"
+#include "spank/status/sources.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -16,7 +16,6 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
-#include "spank/status/probe.h"
 #include "spank/status/process.h"
 
 enum {

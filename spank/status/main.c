@@ -9,10 +9,8 @@
 #include <unistd.h>
 
 #include "spank/base/release.h"
-#include "spank/status/cluster.h"
-#include "spank/status/local.h"
-#include "spank/status/probe.h"
 #include "spank/status/prometheus.h"
+#include "spank/status/sources.h"
 #include "spank/witness/dump.h"
 
 enum { EXIT_SHOWN = 0, EXIT_NOTHING = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3 };

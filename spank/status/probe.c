@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/status/probe.h"
+#include "spank/status/sources.h"
 
 #include <ctype.h>
 #include <dirent.h>
