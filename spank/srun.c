@@ -272,7 +272,8 @@ void srun_note_environment(void)
 static void leave_defaults(struct settings *settings)
 {
 	settings->preflight = PREFLIGHT_NO;
-	settings->restarts = settings->spares = settings->min_nodes = settings->requeue_most = 0;
+	settings->requeue_most = 0;
+	settings_drop_restart(settings);
 }
 
 /* The words of a step's first component are those of the step: srun does not tell where

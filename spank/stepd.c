@@ -43,15 +43,25 @@ static bool starts_daemon(spank_t spank)
 	       daemon_is_launched(count, words);
 }
 
-/* Takes, in slurmstepd, what srun has found out about its options. */
+/* Takes, in slurmstepd, what srun has found out about its options. From here on the settings alone tell whether the step
+   restarts. srun's word comes in the environment, which is the user's, so it takes restart= away, and never gives what
+   this node's own line forbids. srun waits for the agents of all nodes: a node that may have none refuses the step. */
 static void take_word_of_srun(struct stepd *stepd, char *const *environment)
 {
 	const char *word = environment_get(environment, "SLURM_DDP_ON_FAILURE");
+	const bool restarts = environment_get(environment, "SLURM_DDP_RESTART") != NULL;
+	struct settings *settings = &stepd->request->settings;
 
+	if (!restarts && settings->check == CHECK_NO)
+		settings_drop_restart(settings);
+	/* What was wrong before may be the reason. */
+	if (restarts && settings->restarts == 0 && stepd->request->error.text[0] == '\0')
+		error_set(&stepd->request->error, "restart=: srun is to restart the step, but plugstack.conf of this node has no "
+		          "restart=, or has on-failure=continue: the administrator should give all nodes the same line; until "
+		          "then add restart=N, or restart=0, to --ddp=");
 	stepd->no_witness = environment_get(environment, "SLURM_DDP_NO_WITNESS") != NULL;
-	if (word != NULL && !request_locks(stepd->request, "on-failure") &&
-	    !option_given(&stepd->request->settings, "on-failure"))
-		stepd->request->settings.kill_on_failure = strcmp(word, "continue") != 0;
+	if (word != NULL && !request_locks(stepd->request, "on-failure") && !option_given(settings, "on-failure"))
+		settings->kill_on_failure = strcmp(word, "continue") != 0;
 }
 
 /* Asks Slurm's own table of nodes for the NodeAddr of the step's first node: here,
@@ -87,8 +97,7 @@ static void note_master(struct node_address *master, char *const *environment)
 		master->node[0] = '\0';
 }
 
-/* srun deals generations: each task is to be an agent. srun waits for the agents of all nodes. So a node whose own list
-   forbids restarts refuses the step. */
+/* srun deals generations: each task is to be an agent. */
 static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 {
 	struct request *request = stepd->request;
@@ -98,11 +107,7 @@ static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 		return;
 	stepd->node.find_address = request->settings.address == ADDRESS_IP ? find_address : NULL;
 	stepd->node.relay_port = stepd->node.relay.port;
-	if (request->settings.restarts == 0)
-		error_set(&request->error, "restart=: srun is to restart the step, but plugstack.conf of this node has no restart=, "
-		          "or has on-failure=continue: the administrator should give all nodes the same line; until then add "
-		          "restart=N, or restart=0, to --ddp=");
-	else if (contained_here())
+	if (contained_here())
 		error_set(&request->error, "restart=: SlurmdParameters=contain_spank of slurm.conf keeps this node from "
 		          "looking after its tasks: the administrator should remove it, or restart= be left out");
 	else if (stepd->node.silence_ms == 0)
@@ -176,7 +181,6 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	char **environment = NULL;
 	const char *threads;
 	struct error error;
-	bool restarts;
 
 	if (!request->wanted)
 		return;
@@ -189,14 +193,11 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	stepd->container_wins = container_plugin_comes_later();
 	if (request->settings.address == ADDRESS_IP && environment != NULL)
 		note_master(&stepd->master, environment);
-	restarts = environment_get(environment, "SLURM_DDP_RESTART") != NULL;
 	threads = environment_get(environment, "OMP_NUM_THREADS");
 	if (threads != NULL && strlen(threads) < sizeof(stepd->user_threads))
 		memcpy(stepd->user_threads, threads, strlen(threads));
-	if (environment != NULL) {
-		stepd->node.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
-		take_word_of_srun(stepd, environment);
-	}
+	stepd->node.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
+	take_word_of_srun(stepd, environment);
 	stepd->node.say = print_to_user;
 	stepd->node.log = log_line;
 	stepd->node.launcher = request->settings.launcher;
@@ -220,7 +221,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	if (!supervise_start(&stepd->node.supervise, local_tasks, owner, &error)) {
 		slurm_error("ddp: %s", error.text);
 		/* srun waits for the agents of all nodes. */
-		if (restarts && request->error.text[0] == '\0')
+		if (request->settings.restarts > 0 && request->error.text[0] == '\0')
 			request->error = error;
 		return;
 	}
@@ -228,7 +229,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	if (environment != NULL)
 		make_log(spank, stepd, environment, owner, local_tasks);
 	stepd->node.relay.sender = relay_start_sender(&stepd->node.supervise.shared->sender);
-	if (restarts)
+	if (request->settings.restarts > 0)
 		make_agents(stepd, local_tasks);
 }
 

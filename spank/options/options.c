@@ -342,6 +342,11 @@ void settings_init(struct settings *settings)
 	};
 }
 
+void settings_drop_restart(struct settings *settings)
+{
+	settings->restarts = settings->spares = settings->min_nodes = 0;
+}
+
 uint32_t settings_silence_ms(const struct settings *settings)
 {
 	return (settings->silence_seconds == SILENCE_BY_DEFAULT ? SILENCE_SECONDS : settings->silence_seconds) * 1000;

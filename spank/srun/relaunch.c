@@ -358,7 +358,7 @@ bool restart_policy_decide(struct request *request, const struct restart_policy_
 		                 settings->restarts, why, option_given(settings, "restart") ? "" : ", by --ddp=restart=0");
 	if (why != NULL) {
 		say_ignored(settings, "restart", why);
-		settings->restarts = settings->spares = settings->min_nodes = 0;
+		settings_drop_restart(settings);
 	}
 	if (!fit_spares(settings, facts->given, error))
 		return false;
@@ -381,7 +381,7 @@ bool restart_policy_without_port(struct settings *settings, struct error *error)
 	if (option_given(settings, "restart"))
 		return error_set(error, "the step cannot be restarted, as restart=%u asks for: %s", settings->restarts, why);
 	say_ignored(settings, "restart", why);
-	settings->restarts = settings->spares = settings->min_nodes = 0;
+	settings_drop_restart(settings);
 	dealer_close();
 	unsetenv("SLURM_DDP_RESTART");
 	return true;
