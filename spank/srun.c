@@ -147,7 +147,7 @@ static bool leaves_files(uint32_t nodes)
 
 /* Before the step starts: srun is to find the ports and files that it needs for its nodes. False: the plugin has
    none. */
-static bool give_way(uint32_t nodes)
+static bool leaves_room_for_srun(uint32_t nodes)
 {
 	uint32_t each = nodes / NODES_OF_A_PORT + (nodes % NODES_OF_A_PORT > 0);
 
@@ -549,7 +549,7 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 	relaunch_take_rest(&settings->spares, &jobs);
 	if (dealer_is_open())
 		end_signal_heed();
-	if (!give_way(nodes) && dealer_is_open() && !restart_policy_without_port(settings, error))
+	if (!leaves_room_for_srun(nodes) && dealer_is_open() && !restart_policy_without_port(settings, error))
 		return false;
 	if (!restart_policy_fit(settings, nodes, tasks, error) ||
 	    !dealer_begin(nodes, tasks, settings->spares, settings->min_nodes, error))

@@ -347,7 +347,7 @@ static void end_step_alone(enum end_delay delay)
 	kill_start_alone(&request);
 }
 
-static void finish(struct stepd *stepd)
+static void finish_node(struct stepd *stepd)
 {
 	watched = NULL;
 	/* SLURM waits, behind the last task, for what is in the step's control group. */
@@ -390,7 +390,7 @@ void stepd_take_end(spank_t spank, struct stepd *stepd)
 	task.local_id = (uint32_t)local_id;
 	note_node(spank, stepd->node.supervise.shared);
 	if (ends_take(&task))
-		finish(stepd);
+		finish_node(stepd);
 }
 
 void stepd_end(struct stepd *stepd)
@@ -399,7 +399,7 @@ void stepd_end(struct stepd *stepd)
 	   ended all the same, and no thread may read what supervise_end() takes away. */
 	(void)ends_finish();
 	if (watched != NULL)
-		finish(stepd);
+		finish_node(stepd);
 	ends_leave();
 	pump_end(stepd->log_control, LOG_END_MS);
 	stepd->log_control = -1;

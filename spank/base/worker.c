@@ -18,7 +18,7 @@ void pause_ms(long ms)
 	nanosleep(&pause, NULL);
 }
 
-static void *run(void *argument)
+static void *run_worker(void *argument)
 {
 	struct worker *worker = argument;
 	const uint64_t one = 1;
@@ -41,7 +41,7 @@ bool worker_start(struct worker *worker, void (*work)(void))
 		return false;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&worker->thread, NULL, run, worker);
+	error = pthread_create(&worker->thread, NULL, run_worker, worker);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (error == 0)
 		return true;

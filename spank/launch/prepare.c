@@ -145,7 +145,7 @@ struct search {
 	bool behind_us, found;
 };
 
-static bool holds(const struct dl_phdr_info *info, uintptr_t address)
+static bool object_holds(const struct dl_phdr_info *info, uintptr_t address)
 {
 	for (int i = 0; i < info->dlpi_phnum; i++) {
 		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
@@ -156,13 +156,13 @@ static bool holds(const struct dl_phdr_info *info, uintptr_t address)
 }
 
 /* Called for each object in the order in which they were loaded. */
-static int look_at(struct dl_phdr_info *info, size_t bytes, void *user)
+static int find_plugins(struct dl_phdr_info *info, size_t bytes, void *user)
 {
 	struct search *search = user;
 	const char *slash = strrchr(info->dlpi_name, '/');
 
 	(void)bytes;
-	if (holds(info, (uintptr_t)&container_plugin_comes_later))
+	if (object_holds(info, (uintptr_t)&container_plugin_comes_later))
 		search->behind_us = true;
 	else if (search->behind_us && slash != NULL && strcmp(slash, "/spank_pyxis.so") == 0)
 		search->found = true;
@@ -173,7 +173,7 @@ bool container_plugin_comes_later(void)
 {
 	struct search search = { false, false };
 
-	dl_iterate_phdr(look_at, &search);
+	dl_iterate_phdr(find_plugins, &search);
 	return search.found;
 }
 
@@ -201,7 +201,7 @@ static int list_before(struct dl_phdr_info *info, size_t bytes, void *user)
 	struct objects *objects = user;
 
 	(void)bytes;
-	if (holds(info, (uintptr_t)&container_plugin_comes_later) || objects->count == OBJECTS_MAX)
+	if (object_holds(info, (uintptr_t)&container_plugin_comes_later) || objects->count == OBJECTS_MAX)
 		return 1;
 	objects->path[objects->count] = info->dlpi_name[0] != '\0' ? strdup(info->dlpi_name) : NULL;
 	objects->count += objects->path[objects->count] != NULL;

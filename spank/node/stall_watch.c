@@ -67,7 +67,7 @@ static void close_watch(struct stall_watch *watch)
 	munmap(watch->ranks, watch->count * sizeof(*watch->ranks));
 }
 
-static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
+static void read_task(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 {
 	const struct supervise_task *task = &watch->shared->task[local];
 	enum stall_end end = (enum stall_end)atomic_load(&task->end);
@@ -90,7 +90,7 @@ static struct stall_node read_ranks(struct stall_watch *watch, char name[HOST_NA
 	memset(name, 0, HOST_NAME_MAX_BYTES);
 	memcpy(name, watch->shared->node, HOST_NAME_MAX_BYTES - 1);
 	for (uint32_t i = 0; i < watch->count; i++)
-		look_at(watch, i, now_ns);
+		read_task(watch, i, now_ns);
 	return (struct stall_node){ .name = name, .world_size = watch->shared->world_size,
 		                    .seconds = watch->seconds, .ranks = watch->ranks,
 		                    .count = watch->count };
@@ -217,7 +217,7 @@ static bool is_unseen(struct stall_watch *watch, const struct stall_node *node, 
 
 /* Returns whether the ranks have made no progress for the time of stall=. The note may also say that they wait in
    ddp_init(), which is no stall: the rank for which they wait may be slow to start, and srun knows if it has ended. */
-static bool judge(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
+static bool judge_stall(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
 {
 	struct stall_note stall;
 
@@ -272,7 +272,7 @@ int stall_watch_check(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 	take_generation(watch, now_ns);
 	forget_pause(watch, now_ns);
 	node = read_ranks(watch, name, now_ns);
-	stalls = judge(watch, &node, now_ns, &note);
+	stalls = judge_stall(watch, &node, now_ns, &note);
 	if (stopping)
 		note = (struct stall_note){ .ranks = note.ranks, .lowest = note.lowest,
 			                    .world_size = note.world_size };
@@ -420,7 +420,7 @@ void pace_add_page(struct pace_watch *watch, uint32_t local, uint32_t rank,
 	seen->ns = compute.ns;
 }
 
-static void begin(struct pace_watch *watch, uint64_t now_ns)
+static void begin_window(struct pace_watch *watch, uint64_t now_ns)
 {
 	for (uint32_t i = 0; i < watch->count; i++) {
 		struct pace_rank *rank = &watch->ranks[i];
@@ -459,7 +459,7 @@ static uint32_t microseconds(uint64_t ns)
 	return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
 }
 
-static void add(struct pace_note *note, const struct pace_rank *rank)
+static void add_pace_rank(struct pace_note *note, const struct pace_rank *rank)
 {
 	const uint64_t steps = rank->steps - rank->began_steps, ns = rank->ns - rank->began_ns;
 	const uint64_t now_ns = pace_wait_ns(rank->pid), wait_ns = now_ns > rank->began_wait_ns ? now_ns - rank->began_wait_ns : 0;
@@ -469,12 +469,12 @@ static void add(struct pace_note *note, const struct pace_rank *rank)
 		.own_us = wait_ns < ns ? microseconds((ns - wait_ns) / steps) : 0 };
 }
 
-static bool fill(struct pace_watch *watch, uint32_t world_size, struct pace_note *note)
+static bool fill_pace_note(struct pace_watch *watch, uint32_t world_size, struct pace_note *note)
 {
 	*note = (struct pace_note){ .world_size = world_size };
 	for (; watch->next < watch->count && note->count < PACE_RANKS_MAX; watch->next++)
 		if (is_in_window(&watch->ranks[watch->next]) && watch->ranks[watch->next].steps > watch->ranks[watch->next].began_steps)
-			add(note, &watch->ranks[watch->next]);
+			add_pace_rank(note, &watch->ranks[watch->next]);
 	return note->count > 0;
 }
 
@@ -485,13 +485,13 @@ bool pace_next_note(struct pace_watch *watch, uint32_t world_size, uint64_t now_
 	if (watch->next >= watch->count) {
 		const bool complete = is_complete(watch, (now_ns - watch->window_ns) / ns_per_ms, &none);
 		if (none)
-			begin(watch, now_ns);
+			begin_window(watch, now_ns);
 		if (!complete)
 			return false;
 		watch->next = 0;
 	}
-	filled = fill(watch, world_size, note);
+	filled = fill_pace_note(watch, world_size, note);
 	if (watch->next >= watch->count)
-		begin(watch, now_ns);
+		begin_window(watch, now_ns);
 	return filled;
 }

@@ -239,7 +239,7 @@ void supervise_leave(struct supervise *supervise)
 }
 
 /* Whether the task's program is one of the former generation, too. */
-static bool stays(const struct supervise *supervise, uint32_t local_task)
+static bool program_stays(const struct supervise *supervise, uint32_t local_task)
 {
 	return atomic_load(&supervise->agents.shared->agent[local_task].stays) &&
 	       agents_child_runs(&supervise->agents, local_task);
@@ -254,7 +254,7 @@ void supervise_begin_again(struct supervise *supervise, uint32_t generation, uin
 		struct supervise_task *task = &shared->task[i];
 		supervise->reaped[i] = (struct task_reaped){ .ns = 0 };
 		task->rank = ranks[i];
-		if (stays(supervise, i)) {
+		if (program_stays(supervise, i)) {
 			forget_survival(supervise, i);
 		} else {
 			clear_page(supervise, i);

@@ -83,7 +83,7 @@ static bool add_event(const void *about, const char *before, char *after, size_t
 	return event_comment(about, before, after, bytes);
 }
 
-static void work(void)
+static void write_notes(void)
 {
 	char text[SENTENCE_MAX], node[HOST_NAME_MAX_BYTES];
 	struct event event;
@@ -123,7 +123,7 @@ void comment_add_failure(const struct event *event)
 	if (!note.works && note.started && worker_join(&note.worker, END_MS))
 		note.started = false;
 	if (!note.works && !note.started)
-		note.started = note.works = worker_start(&note.worker, work);
+		note.started = note.works = worker_start(&note.worker, write_notes);
 	pthread_mutex_unlock(&note.lock);
 }
 

@@ -377,7 +377,7 @@ char *shrink_list(const char *nodes, const char *without)
 	return nodelist_walk(nodes, add_rest, &rest, &ignored) ? list_of(nodes, &rest) : NULL;
 }
 
-static int shrink(uint32_t job_id, const char *job_nodes, const char *nodes)
+static int shrink_component(uint32_t job_id, const char *job_nodes, const char *nodes)
 {
 	struct rest rest = { .without = nodes };
 	struct error ignored;
@@ -405,7 +405,7 @@ static int shrink_all(uint32_t job_id, const char *nodes)
 
 	/* SLURM tells of all components of a heterogeneous job. */
 	for (uint32_t i = 0; jobs != NULL && code == 0 && i < jobs->record_count; i++)
-		code = shrink(jobs->job_array[i].job_id, jobs->job_array[i].nodes, nodes);
+		code = shrink_component(jobs->job_array[i].job_id, jobs->job_array[i].nodes, nodes);
 	query_free_jobs(jobs);
 	return code;
 }

@@ -255,7 +255,7 @@ static bool says_why_not(const struct job_news *news)
 
 /* At its time limit the batch script, and with it this srun, ends before the tasks have saved. So srun asks a little
    earlier: Slurm then ends the tasks in the same way, by SIGTERM and KillWait later SIGKILL. */
-static void watch(void)
+static void watch_time_limit(void)
 {
 	struct job_news news;
 	bool first = true;
@@ -290,7 +290,7 @@ void requeue_begin(uint32_t job_id, uint32_t allowed, bool given)
 	requeue.step = (struct requeue_step){ .allowed = allowed, .given = given };
 	requeue.began_ns = ddp_now_ns();
 	requeue.closing = eventfd(0, EFD_CLOEXEC);
-	requeue.watches = requeue.closing >= 0 && worker_start(&requeue.worker, watch);
+	requeue.watches = requeue.closing >= 0 && worker_start(&requeue.worker, watch_time_limit);
 	if (!requeue.watches)
 		slurm_error("ddp: requeue= does not heed the time limit: cannot start a thread: %s", strerror(errno));
 }

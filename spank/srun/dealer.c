@@ -174,7 +174,7 @@ void dealer_take_frame(uint32_t link, const struct frame *frame)
 }
 
 /* The plan asks which nodes have spoken lately. */
-static void tell_when_heard(void)
+static void note_last_signs(void)
 {
 	const struct links_node *from;
 
@@ -183,7 +183,7 @@ static void tell_when_heard(void)
 }
 
 /* The node has not joined, so the first generation cannot begin. */
-static void end_without(const struct links_node *from, bool silent, uint64_t now_ns)
+static void end_unjoined(const struct links_node *from, bool silent, uint64_t now_ns)
 {
 	char text[512];
 	struct sink sink = sink_on(text, sizeof(text));
@@ -205,9 +205,9 @@ static void lose_silent(uint32_t link, uint64_t now_ns)
 {
 	const struct links_node *from = links_node(relay_links(), link);
 
-	tell_when_heard();
+	note_last_signs();
 	if (node_of(link) == ROSTER_NONE)
-		end_without(from, true, now_ns);
+		end_unjoined(from, true, now_ns);
 	else
 		plan_silent(&dealer.plan, node_of(link), (now_ns - from->heard_ns) / NS_PER_MS, now_ns);
 }
@@ -266,7 +266,7 @@ static uint64_t closed_due(void)
 	return due;
 }
 
-static void look_at_closed(uint64_t now_ns)
+static void end_closed_links(uint64_t now_ns)
 {
 	for (uint32_t i = 0; i < dealer.link_count; i++) {
 		struct dealt_link *dealt = &dealer.links[i];
@@ -279,7 +279,7 @@ static void look_at_closed(uint64_t now_ns)
 		if (from->cut)
 			lose_silent(i, now_ns);
 		else if (dealt->node == ROSTER_NONE)
-			end_without(from, false, now_ns);
+			end_unjoined(from, false, now_ns);
 		else
 			plan_gone(&dealer.plan, dealt->node, now_ns);
 	}
@@ -519,7 +519,7 @@ static void act(uint64_t now_ns)
 
 	if (!atomic_load(&dealer.begun))
 		return;
-	look_at_closed(now_ns);
+	end_closed_links(now_ns);
 	look_who_is_back();
 	while (plan_act(&dealer.plan, now_ns, &action))
 		take_action(&action);

@@ -70,7 +70,7 @@ static void raise_limit(const struct links *links)
 	(void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-static struct links_node *find(const struct links *links, uint64_t mark, uint32_t *node)
+static struct links_node *find_node_of_mark(const struct links *links, uint64_t mark, uint32_t *node)
 {
 	for (uint32_t i = 0; i < links->count; i++) {
 		if (links->nodes[i]->mark == mark) {
@@ -82,7 +82,7 @@ static struct links_node *find(const struct links *links, uint64_t mark, uint32_
 }
 
 /* NULL without memory. */
-static struct links_node *add(struct links *links, uint64_t mark, uint32_t *node)
+static struct links_node *add_node_of_mark(struct links *links, uint64_t mark, uint32_t *node)
 {
 	struct links_node **larger, *added;
 	uint32_t room = links->room > 0 ? links->room : 16;
@@ -202,12 +202,12 @@ bool links_adopt(struct links *links, int fd, const struct relay *relay, const s
 		return false;
 	if (links->ready < 0)
 		links->ready = epoll_create1(EPOLL_CLOEXEC);
-	of = find(links, mark, &node);
+	of = find_node_of_mark(links, mark, &node);
 	is_new = of == NULL;
 	if (links->ready < 0 || (of != NULL && (of->lost || number < of->number)))
 		return false;
 	if (is_new)
-		of = add(links, mark, &node);
+		of = add_node_of_mark(links, mark, &node);
 	if (of == NULL)
 		return false;
 	/* The bytes that the old connection has brought count as read. */

@@ -104,7 +104,7 @@ static void take_held(bool node_failed)
 }
 
 /* Waits so long for slurmctld's answer, if a request is under way. */
-static void hear_controller(int ms)
+static void take_controller_answer(int ms)
 {
 	bool answer = false;
 
@@ -451,7 +451,7 @@ static void serve_links(void)
 /* Lets nodes leave whose tasks have ended. Slurm completes a step when its last node leaves, and only then: lost nodes
    have to leave the job before, and srun, which waits for their tasks, hears of the step's end only while there is the
    step. */
-static void let_nodes_go(void)
+static void release_nodes(void)
 {
 	uint64_t now_ns = ddp_now_ns(), spoke_ns;
 	enum links_rest rest;
@@ -480,7 +480,7 @@ static void serve(void)
 		count = poll(ready, (nfds_t)(FIXED + peers), wait_ms());
 		if (count > 0 && ready[0].revents != 0 && is_closing())
 			break;
-		hear_controller(0);
+		take_controller_answer(0);
 		look_for_nodes();
 		if (count >= 0)
 			peers_serve(&server.peers, ready + FIXED, peers, take_message);
@@ -495,9 +495,9 @@ static void serve(void)
 			act(&action);
 		if (restarts())
 			server.actions.restart->act(ddp_now_ns());
-		let_nodes_go();
+		release_nodes();
 	}
-	hear_controller(JOIN_MS / 2);
+	take_controller_answer(JOIN_MS / 2);
 	take_held(false);
 	say_lost_node();
 	atomic_store(&has_survived, step_has_survived(&server.step));

@@ -364,7 +364,7 @@ static void print_all(void)
 }
 
 /* With the lock. True if there is no thread to say what waits. */
-static bool start(void)
+static bool start_printer(void)
 {
 	if (printer.works)
 		return false;
@@ -386,7 +386,7 @@ void printer_print(void (*say)(const char *text), const char *text)
 	sink = sink_on(printer.waiting[printer.count].text, sizeof(printer.waiting[0].text));
 	sink_add(&sink, "%s", text);
 	printer.count++;
-	alone = start();
+	alone = start_printer();
 	pthread_mutex_unlock(&printer.lock);
 	if (alone)
 		print_all();

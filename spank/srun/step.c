@@ -86,7 +86,7 @@ static int case_of(const struct end_verdict *verdict, bool hearsay)
 }
 
 /* Keeps the earlier one of two of a kind. */
-static void hold(struct step *step, int index, const struct step_case *what)
+static void hold_case(struct step *step, int index, const struct step_case *what)
 {
 	struct step_case *kept = &step->cases[index];
 	uint64_t taken_ns = kept->held ? kept->taken_ns : what->taken_ns;
@@ -111,7 +111,7 @@ static uint64_t happened_ns(const struct relay_news *news, uint64_t now_ns)
 }
 
 /* The end is asked for now, or by others; srun is there as long as it was in vain. */
-static void end(struct step *step, uint64_t now_ns, uint32_t others_ms)
+static void expect_end(struct step *step, uint64_t now_ns, uint32_t others_ms)
 {
 	step->over = true;
 	step->pause_ns = AGAIN_MS * 1000000ull;
@@ -126,7 +126,7 @@ void step_end(struct step *step, int wait_status, uint64_t now_ns)
 	step->policy.restarts = false;
 	step->said = true;
 	step->wait_status = wait_status;
-	end(step, now_ns, 0);
+	expect_end(step, now_ns, 0);
 }
 
 void step_begin_again(struct step *step)
@@ -162,7 +162,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	verdict = judge_case(step, &what);
 	if (alone) {
 		if (verdict.kill == DELAY_NONE)
-			end(step, now_ns, ALONE_MS + ALONE_SPREAD_MS);
+			expect_end(step, now_ns, ALONE_MS + ALONE_SPREAD_MS);
 		if (verdict.say != DELAY_NONE || judge_is_hearsay(&news->facts) || step->said)
 			return;
 		step->said = true;
@@ -183,7 +183,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 		sink_add(&sink, "; the step goes on (--no-kill)");
 	if (news->node != NULL)
 		sink_add_untrusted(&node, news->node, HOST_NAME_MAX_BYTES);
-	hold(step, case_of(&verdict, judge_is_hearsay(&news->facts)), &what);
+	hold_case(step, case_of(&verdict, judge_is_hearsay(&news->facts)), &what);
 }
 
 void step_take_stall(struct step *step, const unsigned char note[STALL_NOTE_BYTES], uint64_t now_ns)
@@ -259,7 +259,7 @@ static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action 
 	action->end.wait_status = W_EXITCODE(1, 0);
 	if (!blocked && !step->policy.restarts)
 		sink_add(&sink, "; the step is ended (stall-action=kill)");
-	end(step, now_ns, 0);
+	expect_end(step, now_ns, 0);
 }
 
 /* The one to speak of when one is due: what happened first goes before what it
@@ -378,7 +378,7 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	if (verdict.kill == DELAY_NEVER)
 		what->held = false;
 	if (action->kill)
-		end(step, now_ns, 0);
+		expect_end(step, now_ns, 0);
 	return true;
 }
 

@@ -371,7 +371,7 @@ static bool child_stays(void)
 }
 
 /* Begins a generation. True in its child. */
-static bool begin(uint32_t generation)
+static bool fork_program(uint32_t generation)
 {
 	pid_t pid;
 
@@ -456,7 +456,7 @@ uint32_t agent_serve(void)
 		if (order == AGENTS_QUIT)
 			quit();
 		if (order == AGENTS_RUN && atomic_load(&self.own->begun) < generation) {
-			if (begin(generation))
+			if (fork_program(generation))
 				return generation;
 			continue;
 		}

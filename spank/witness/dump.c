@@ -362,7 +362,7 @@ static bool handles(pid_t pid, int number)
 }
 
 /* The number may be another process's by now, which a descriptor never is. */
-static bool send(int process, pid_t pid, int number)
+static bool send_stack_signal(int process, pid_t pid, int number)
 {
 	return process >= 0 ? handle_signal(process, number) : kill(pid, number) == 0;
 }
@@ -377,7 +377,7 @@ bool stack_ask(pid_t pid, struct stack *stack)
 	asked = stack->file >= 0 && fstat(stack->file, &info) == 0 && S_ISREG(info.st_mode) && handles(pid, number);
 	if (asked)
 		stack->before = info.st_size;
-	asked = asked && send(process, pid, number);
+	asked = asked && send_stack_signal(process, pid, number);
 	if (process >= 0)
 		close(process);
 	if (!asked && stack->file >= 0)

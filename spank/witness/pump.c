@@ -380,7 +380,7 @@ static bool is_ready(const struct pump *pump, int place)
 	return place > 0 && pump->ready[place].revents != 0;
 }
 
-static void run(struct pump *pump)
+static void run_pump(struct pump *pump)
 {
 	for (;;) {
 		int wait_ms;
@@ -418,7 +418,7 @@ _Noreturn static void keep(struct pump *pump)
 	for (int made = 0; made < PUMPS_MAX; made++) {
 		pid_t pid = fork_sharing();
 		if (pid == 0) {
-			run(pump);
+			run_pump(pump);
 			_exit(0);
 		}
 		if (pid < 0)
@@ -428,7 +428,7 @@ _Noreturn static void keep(struct pump *pump)
 		if (WIFEXITED(status))
 			_exit(0);
 	}
-	run(pump);
+	run_pump(pump);
 	_exit(0);
 }
 

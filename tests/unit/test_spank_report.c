@@ -159,9 +159,9 @@ TEST(ends_are_told_apart)
 	assert_true(judge_is_farewell(W_EXITCODE(128 + SIGHUP, 0)) && judge_is_farewell(SIGTERM));
 	assert_false(judge_is_farewell(W_EXITCODE(1, 0)) || judge_is_farewell(SIGKILL) || judge_is_farewell(SIGSEGV));
 	assert_false(judge_is_farewell(W_EXITCODE(128 + SIGABRT, 0)) || judge_is_farewell(W_EXITCODE(255, 0)));
-	assert_true(judge_is_word(SIGUSR1) && judge_is_word(SIGHUP) && judge_is_word(SIGRTMIN + 3));
-	assert_false(judge_is_word(SIGTERM) || judge_is_word(SIGINT) || judge_is_word(SIGKILL));
-	assert_false(judge_is_word(SIGCONT) || judge_is_word(SIGTSTP) || judge_is_word(SIGWINCH) || judge_is_word(0));
+	assert_true(judge_is_user_signal(SIGUSR1) && judge_is_user_signal(SIGHUP) && judge_is_user_signal(SIGRTMIN + 3));
+	assert_false(judge_is_user_signal(SIGTERM) || judge_is_user_signal(SIGINT) || judge_is_user_signal(SIGKILL));
+	assert_false(judge_is_user_signal(SIGCONT) || judge_is_user_signal(SIGTSTP) || judge_is_user_signal(SIGWINCH) || judge_is_user_signal(0));
 }
 
 /* Which of the facts are true, and what is wanted, as letters: lone, all_killed,
