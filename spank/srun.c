@@ -358,8 +358,8 @@ static bool leave_unstarted(int status)
 	           (status == 128 + SIGKILL && !presence_launch_timed_out(presence, ddp_now_ns()));
 	if (was_sent)
 		return false;
-	/* If the Prolog fails, SLURM requeues a job of sbatch, and ends any other one. Of a command line that is cut, the rest is
-	   not known. */
+	/* If the Prolog fails, SLURM requeues a job of sbatch, and ends any other one. Of a command line that is cut, the rest
+	   is not known. */
 	srun.step.may_go_on &= (srun.owns_job || query_job_state(srun.job_id) == JOB_RUNNING) && hostfile() == NULL &&
 	                       given.bytes < COMMAND_LINE_MAX - 1 &&
 	                       srun_fits_fewer_nodes(&given, getenv("SLURM_GPUS"), getenv("SLURM_DISTRIBUTION"));

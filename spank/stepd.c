@@ -43,9 +43,10 @@ static bool starts_daemon(spank_t spank)
 	       daemon_is_launched(count, words);
 }
 
-/* Takes, in slurmstepd, what srun has found out about its options. From here on the settings alone tell whether the step
-   restarts. srun's word comes in the environment, which is the user's, so it takes restart= away, and never gives what
-   this node's own line forbids. srun waits for the agents of all nodes: a node that may have none refuses the step. */
+/* Takes, in slurmstepd, what srun has found out about its options. From here on the settings alone tell whether the
+   step restarts. srun's word comes in the environment, which is the user's, so it takes restart= away, and never gives
+   what this node's own line forbids. srun waits for the agents of all nodes: a node that may have none refuses the
+   step. */
 static void take_word_of_srun(struct stepd *stepd, char *const *environment)
 {
 	const char *word = environment_get(environment, "SLURM_DDP_ON_FAILURE");

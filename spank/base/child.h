@@ -24,7 +24,8 @@ void proc_close_channels(void);
 size_t proc_read(char *text, size_t bytes, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* A mask of signals in the text of /proc/PID/status, such as "SigCgt", for which the process has handlers: bit i is signal i + 1. */
+/* A mask of signals in the text of /proc/PID/status, such as "SigCgt", for which the process has handlers: bit i is
+   signal i + 1. */
 uint64_t proc_signals(const char *status, const char *name);
 
 /* For a process that was forked from slurmstepd and that goes on as one of the plugin's own. Gives it this name, and

@@ -239,8 +239,8 @@ static bool decide(const struct settings *settings, const struct preflight_answe
 		return error_set(error, "ddp-preflight has found something odd that is of no single node, so preflight=exclude does "
 		                 "not let the step start");
 	if (answer->nodes > settings->spares)
-		return error_set(error, "ddp-preflight has found %u nodes odd (%s), which is more than the %u of spare=", answer->nodes,
-		                 answer->node_list, settings->spares);
+		return error_set(error, "ddp-preflight has found %u nodes odd (%s), which is more than the %u of spare=",
+		                 answer->nodes, answer->node_list, settings->spares);
 	*avoid = strdup(answer->node_list);
 	return *avoid != NULL || error_set(error, "srun has no memory for the list of odd nodes");
 }
@@ -263,7 +263,8 @@ bool preflight_run(const struct settings *settings, const struct preflight_step 
 	srun[length > 0 ? length : 0] = '\0';
 	if (length <= 0 || step.nodes == 0)
 		return error_set(error, "preflight=: srun does not know its own program");
-	measured = preflight_step_command(&command, &step, settings, &why) && run_preflight(&command, text, sizeof(text), &why);
+	measured = preflight_step_command(&command, &step, settings, &why) &&
+	           run_preflight(&command, text, sizeof(text), &why);
 	preflight_step_free(&command);
 	if (measured && !preflight_step_answer(text, &answer)) {
 		error_set(&why, "its answer is not one");

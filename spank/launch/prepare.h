@@ -30,9 +30,9 @@ void launch_list_stale(char *text, size_t bytes);
 
 /* ---- plugstack's order ---- */
 
-/* Whether this process has loaded Pyxis, which runs tasks in containers, behind this plugin. Pyxis sets in its task_init
-   what the image and its hooks have set, over what plugins before it have: MASTER_ADDR, MASTER_PORT, WORLD_SIZE,
-   OMP_NUM_THREADS. So it has to come before this plugin. */
+/* Whether this process has loaded Pyxis, which runs tasks in containers, behind this plugin. Pyxis sets in its
+   task_init what the image and its hooks have set, over what plugins before it have: MASTER_ADDR, MASTER_PORT,
+   WORLD_SIZE, OMP_NUM_THREADS. So it has to come before this plugin. */
 bool container_plugin_comes_later(void);
 
 /* Whether it has loaded a plugin before this one that has work to do in each task before

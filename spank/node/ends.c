@@ -325,7 +325,8 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	ends.callbacks = 0;
 	ends.rest = REST_LATER;
 	/* A contained thread would end with its callback, and could hold the lock then. */
-	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + BESIDE_TASKS, sizeof(*ends.ready)) : NULL;
+	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + BESIDE_TASKS, sizeof(*ends.ready))
+	                                         : NULL;
 	if (ends.ready != NULL) {
 		ends.wake = eventfd(0, EFD_CLOEXEC);
 		ends.running = ends.wake >= 0 && begin_generations() && worker_start(&ends.worker, watch_ends);

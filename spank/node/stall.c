@@ -341,7 +341,8 @@ static uint32_t age_ms_of(pid_t pid)
 	behind = strrchr(text, ')');
 	/* Field 22; the command before it is field 2. */
 	if (behind == NULL || clock_gettime(CLOCK_BOOTTIME, &now) != 0 ||
-	    sscanf(behind + 1, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu", &start) != 1)
+	    sscanf(behind + 1, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
+	           &start) != 1)
 		return 0;
 	now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 	start_ms = start * 1000 / (unsigned long long)sysconf(_SC_CLK_TCK);

@@ -33,7 +33,8 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 	void *pages, *ranks;
 
 	*watch = (struct stall_watch){ .shared = supervise->shared, .opened_ns = ddp_now_ns(), .count = supervise->local_tasks,
-		                       .seconds = seconds, .period_ms = stall_watch_period_ms(seconds), .address = supervise->shared->srun_address };
+		                       .seconds = seconds, .period_ms = stall_watch_period_ms(seconds),
+		                       .address = supervise->shared->srun_address };
 	if (supervise->contained)
 		return error_set(error, "stall=: SlurmdParameters=contain_spank of slurm.conf keeps this node from "
 		                 "watching its ranks' progress: the administrator should remove it, or stall= be left out");
@@ -217,7 +218,8 @@ static bool is_unseen(struct stall_watch *watch, const struct stall_node *node, 
 
 /* Returns whether the ranks have made no progress for the time of stall=. The note may also say that they wait in
    ddp_init(), which is no stall: the rank for which they wait may be slow to start, and srun knows if it has ended. */
-static bool judge_stall(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
+static bool judge_stall(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns,
+                        struct stall_note *note)
 {
 	struct stall_note stall;
 
@@ -238,8 +240,8 @@ static void note_stall(struct stall_watch *watch, bool stalls)
 	if (begins)
 		watch->node->stalls++;
 	watch->stalls = stalls;
-	flight_note_stall(&watch->flight, &(struct flight_view){ watch->shared, watch->pages, watch->count, watch->generation },
-	                  begins);
+	flight_note_stall(&watch->flight,
+	                  &(struct flight_view){ watch->shared, watch->pages, watch->count, watch->generation }, begins);
 }
 
 /* A note that srun does not take is lost: the next one tells as much. */
@@ -462,7 +464,8 @@ static uint32_t microseconds(uint64_t ns)
 static void add_pace_rank(struct pace_note *note, const struct pace_rank *rank)
 {
 	const uint64_t steps = rank->steps - rank->began_steps, ns = rank->ns - rank->began_ns;
-	const uint64_t now_ns = pace_wait_ns(rank->pid), wait_ns = now_ns > rank->began_wait_ns ? now_ns - rank->began_wait_ns : 0;
+	const uint64_t now_ns = pace_wait_ns(rank->pid);
+	const uint64_t wait_ns = now_ns > rank->began_wait_ns ? now_ns - rank->began_wait_ns : 0;
 
 	note->steps = steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX;
 	note->ranks[note->count++] = (struct pace_rank_note){ .rank = rank->rank, .host_us = microseconds(ns / steps),
@@ -472,9 +475,11 @@ static void add_pace_rank(struct pace_note *note, const struct pace_rank *rank)
 static bool fill_pace_note(struct pace_watch *watch, uint32_t world_size, struct pace_note *note)
 {
 	*note = (struct pace_note){ .world_size = world_size };
-	for (; watch->next < watch->count && note->count < PACE_RANKS_MAX; watch->next++)
-		if (is_in_window(&watch->ranks[watch->next]) && watch->ranks[watch->next].steps > watch->ranks[watch->next].began_steps)
-			add_pace_rank(note, &watch->ranks[watch->next]);
+	for (; watch->next < watch->count && note->count < PACE_RANKS_MAX; watch->next++) {
+		const struct pace_rank *rank = &watch->ranks[watch->next];
+		if (is_in_window(rank) && rank->steps > rank->began_steps)
+			add_pace_rank(note, rank);
+	}
 	return note->count > 0;
 }
 

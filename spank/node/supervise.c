@@ -37,7 +37,8 @@ static size_t shared_bytes(uint32_t local_tasks)
    file's size is fixed: a task cannot cut it short under the reader. */
 static int make_progress_file(uint32_t local_tasks, uid_t owner)
 {
-	const struct ddp_record_place place = { .magic = DDP_RECORD_MAGIC, .version = DDP_RECORD_VERSION, .tasks = local_tasks };
+	const struct ddp_record_place place = { .magic = DDP_RECORD_MAGIC, .version = DDP_RECORD_VERSION,
+		                                .tasks = local_tasks };
 	int high, fd = memfd_create("ddp_progress", MFD_ALLOW_SEALING);
 
 	if (fd < 0)

@@ -53,7 +53,7 @@ const struct links_node *links_node(const struct links *links, uint32_t node)
 static void raise_event(const struct links *links, uint32_t node, enum links_event event)
 {
 	if (links->actions.event != NULL)
-		links->actions.event(links->actions.about, node, event);
+		links->actions.event(node, event);
 }
 
 /* ---- a node comes ------------------------------------------------------------------------ */
@@ -259,7 +259,7 @@ static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
 			continue;
 		any_numbered = true;
 		if (links->actions.take != NULL)
-			links->actions.take(links->actions.about, node, &frame);
+			links->actions.take(node, &frame);
 	}
 	if (any)
 		note_sign_of_life(links, node, now_ns);

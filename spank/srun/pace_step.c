@@ -181,8 +181,8 @@ bool pace_step_say(struct pace_step *step, struct sink *sink)
 		return false;
 	node = first->node;
 	first = add_ranks(step, node, sink, &count);
-	sink_add(sink, " on %s compute%s %.1f times as long as the median of %u ranks: %.1f ms a step, and the median is %.1f ms, "
-	         "over %u steps", step->nodes[node - 1], count > 1 ? "" : "s",
+	sink_add(sink, " on %s compute%s %.1f times as long as the median of %u ranks: %.1f ms a step, and the median is %.1f "
+	         "ms, over %u steps", step->nodes[node - 1], count > 1 ? "" : "s",
 	         (double)first->host_us / (step->median_us > 0 ? step->median_us : 1), step->known, first->host_us / 1e3,
 	         step->median_us / 1e3, first->slow_steps);
 	for (uint32_t i = 0; i < step->world_size; i++)

@@ -451,7 +451,9 @@ static uint64_t time_due(const struct plan *plan)
 
 uint64_t plan_due(const struct plan *plan)
 {
-	return plan->says || plan->begins || plan->ends || plan->succeeds || roster_owes(&plan->roster, plan->cursor) ? 0 : time_due(plan);
+	if (plan->says || plan->begins || plan->ends || plan->succeeds || roster_owes(&plan->roster, plan->cursor))
+		return 0;
+	return time_due(plan);
 }
 
 /* Loses nodes whose ranks could not be ended. */

@@ -28,7 +28,7 @@
 enum { ADDED = 3, TEXT_MAX = 64, ENVIRONMENT_BYTES = 65536 };
 
 static struct {
-	int input;    /* srun closes its input at the end. -1: it had none, or a pipe, of which srun may have read for the tasks */
+	int input;    /* srun closes its input at the end. -1: it had none, or a pipe, which srun may have read */
 	bool no_pipe;
 	off_t offset; /* where a file was to be read; below 0: it is no file */
 	bool again;  /* this srun is not the first one: */

@@ -279,10 +279,11 @@ bool stall_step_is_blocked(const struct stall_step *step)
 
 uint64_t stall_step_unseen_due(const struct stall_step *step)
 {
-	if (step->count == 0 || step->unseen_ns == 0 || step->unseen_said || !(step->asked.stall || step->asked.watch || step->asked.python))
+	if (step->count == 0 || step->unseen_ns == 0 || step->unseen_said ||
+	    !(step->asked.stall || step->asked.watch || step->asked.python))
 		return UINT64_MAX;
 	/* Other nodes may be about to tell the same. */
-	return step->unseen_ranks >= step->nodes[0].note.world_size ? step->unseen_ns : step->unseen_ns + UNSEEN_MS * ns_per_ms;
+	return step->unseen_ns + (step->unseen_ranks >= step->nodes[0].note.world_size ? 0 : UNSEEN_MS * ns_per_ms);
 }
 
 uint64_t stall_step_due(const struct stall_step *step)
@@ -424,8 +425,8 @@ void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 	}
 	add_furthest_behind(furthest_behind, at_work, absent, now_ns, sink);
 	if (blocked)
-		sink_add(sink, ", and without ddp_init() or init_process_group(\"ddp\"): have every task call it, or start fewer tasks "
-		         "(srun -n)");
+		sink_add(sink, ", and without ddp_init() or init_process_group(\"ddp\"): have every task call it, or start fewer "
+		         "tasks (srun -n)");
 	add_waiting(step, at_work - absent, false, now_ns, sink);
 }
 

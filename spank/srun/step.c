@@ -154,7 +154,8 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 		step->survived = true;
 		return;
 	}
-	step->failed |= !news->facts.survived && !(step->policy.outlives_nodes && (news->facts.silent || news->facts.node_failed));
+	step->failed |= !news->facts.survived &&
+	                !(step->policy.outlives_nodes && (news->facts.silent || news->facts.node_failed));
 	step->stopping |= news->facts.sent == SENT_STOP;
 	/* With restarts, a failure after a signal is a failure, as the signal may have asked for a stack. */
 	step->signalled |= news->facts.sent == SENT_SIGNAL &&

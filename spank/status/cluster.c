@@ -249,16 +249,17 @@ static void tell_damage(const struct answers *answers, const char *job)
 
 	if (answers->rank >= 0)
 		snprintf(rank, sizeof(rank), "rank %lld", answers->rank);
-	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as srun brought damaged text: first that of %s, from node %lu of "
-	        "%lu; call ddp-status again\n", job, answers->damaged, answers->damaged == 1 ? " is" : "s are", rank,
+	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as srun brought damaged text: first that of %s, from node "
+	        "%lu of %lu; call ddp-status again\n", job, answers->damaged, answers->damaged == 1 ? " is" : "s are", rank,
 	        answers->node + 1, answers->nodes);
 }
 
 static void tell_older(const struct answers *answers, const char *job)
 {
-	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as another version of ddp-status has written %s: first on node "
-	        "%lu of %lu; install one version on all nodes\n", job, answers->older, answers->older == 1 ? " is" : "s are",
-	        answers->older == 1 ? "it" : "them", answers->older_node + 1, answers->nodes);
+	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as another version of ddp-status has written %s: first on "
+	        "node %lu of %lu; install one version on all nodes\n", job, answers->older,
+	        answers->older == 1 ? " is" : "s are", answers->older == 1 ? "it" : "them", answers->older_node + 1,
+	        answers->nodes);
 }
 
 bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms, bool stacks,

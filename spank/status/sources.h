@@ -12,8 +12,8 @@
 
 /* ---- probe.c: one job's tasks, or all, on this node, as their user ---- */
 
-/* Looks at the tasks' progress pages, and at what the kernel tells of their processes. The user's word counts for all of
-   it except the kernel's part. */
+/* Looks at the tasks' progress pages, and at what the kernel tells of their processes. The user's word counts for all
+   of it except the kernel's part. */
 struct probe {
 	int64_t job;          /* SLURM_JOB_ID; below 0: all jobs of the user */
 	int64_t slurm_step;   /* below 0: all steps */

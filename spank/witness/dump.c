@@ -76,7 +76,8 @@ static void add_thread(const char *thread, void *about)
 	sink_add(sink, "\n");
 }
 
-/* Adds "thread 123 (python) sleeps in futex_wait_queue" for each of the first threads; nothing if the process is gone. */
+/* Adds "thread 123 (python) sleeps in futex_wait_queue" for each of the first threads; nothing if the process is
+   gone. */
 static void threads_add(struct sink *sink, pid_t pid)
 {
 	struct threads threads = { sink, pid, 0 };

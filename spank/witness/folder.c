@@ -27,8 +27,8 @@ static bool refuse(const struct folder_wish *wish, const char *what, const char 
 {
 	const int reason = errno;
 
-	return error_set(error, "%s=%s: cannot %s %s: %s; %s, on all nodes", wish->option, wish->dir, what, name, strerror(reason),
-	                 wish->make ? "name a folder that exists and that you may write to"
+	return error_set(error, "%s=%s: cannot %s %s: %s; %s, on all nodes", wish->option, wish->dir, what, name,
+	                 strerror(reason), wish->make ? "name a folder that exists and that you may write to"
 	                            : "the administrator makes the site's folder, with mode 1777");
 }
 
