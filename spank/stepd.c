@@ -365,17 +365,9 @@ static void finish_node(struct stepd *stepd)
 static void note_node(spank_t spank, struct supervise_shared *shared)
 {
 	char **environment = NULL;
-	const char *node, *address;
 
-	if (shared->node[0] != '\0' || spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS ||
-	    environment == NULL)
-		return;
-	node = environment_get(environment, "SLURMD_NODENAME");
-	address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
-	if (node != NULL && strlen(node) < sizeof(shared->node))
-		memcpy(shared->node, node, strlen(node));
-	if (shared->srun_address[0] == '\0' && address != NULL && strlen(address) < sizeof(shared->srun_address))
-		memcpy(shared->srun_address, address, strlen(address));
+	if (shared->node[0] == '\0' && spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS)
+		supervise_note_place(shared, environment);
 }
 
 void stepd_take_end(spank_t spank, struct stepd *stepd)

@@ -133,20 +133,6 @@ static void show_check(enum check_mode check, const struct identity *identity,
 	_exit(0);
 }
 
-/* slurmstepd itself does not see what Slurm puts into a task's environment. */
-static void note_srun_and_node(const struct stepd *stepd, char *const *environment)
-{
-	struct supervise_shared *shared = stepd->node.supervise.shared;
-	const char *address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
-	const char *node = environment_get(environment, "SLURMD_NODENAME");
-
-	if (shared != NULL && address != NULL && strlen(address) < sizeof(shared->srun_address))
-		memcpy(shared->srun_address, address, strlen(address));
-	/* By which srun takes a task's error for a sign of its node. */
-	if (shared != NULL && node != NULL && strlen(node) < sizeof(shared->node))
-		memcpy(shared->node, node, strlen(node));
-}
-
 static void note_rank(const struct stepd *stepd, const struct identity *identity)
 {
 	struct supervise_shared *shared = stepd->node.supervise.shared;
@@ -181,7 +167,7 @@ static bool introduce_task(spank_t spank, const struct stepd *stepd, struct step
 	*facts = (struct step_facts){ .environment = NULL };
 	if (!collect_facts(spank, facts, error))
 		return false;
-	note_srun_and_node(stepd, facts->environment);
+	supervise_note_place(stepd->node.supervise.shared, facts->environment);
 	if (stepd->request->error.text[0] != '\0') {
 		const char *node = environment_get(facts->environment, "SLURMD_NODENAME");
 		return error_set(error, "%.63s: %s", node != NULL ? node : "a node", stepd->request->error.text);

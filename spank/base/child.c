@@ -186,8 +186,6 @@ bool handle_signal(int handle, int number)
 
 enum { LOOK_MS = 5 }; /* where the kernel has no handles, or somebody else has to reap the child first */
 
-#define NS_PER_MS 1000000ull
-
 bool child_runs(pid_t child)
 {
 	siginfo_t info = { .si_pid = 0 };

@@ -136,8 +136,6 @@ bool preflight_step_answer(char *text, struct preflight_answer *answer)
 
 enum { ANSWER_MAX = 65536, LIMIT_MS = 120000, LEAVE_MS = 10000 };
 
-#define NS_PER_MS 1000000ull
-
 /* Where it was installed, otherwise where PATH finds it. */
 static const char *program(void)
 {

@@ -9,12 +9,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "ddp.h"
 #include "spank/base/child.h"
 #include "spank/identity/nodelist.h"
 #include "spank/wire/progress_page.h"
-
-static const uint64_t ns_per_ms = 1000000;
 
 /* Ranks come one after the other: a wait in ddp_init() that is shorter is not told. */
 static const double start_seconds = 0.5;
@@ -50,7 +49,7 @@ void stall_see_task(struct stall_rank *rank, uint32_t pid, uint64_t cpu_ms, uint
 {
 	/* A thread that looks for something from time to time is no work. */
 	enum { WORK_PART = 20 };
-	uint64_t least_ms = (now_ns - rank->seen_ns) / ns_per_ms / WORK_PART;
+	uint64_t least_ms = (now_ns - rank->seen_ns) / NS_PER_MS / WORK_PART;
 
 	if (rank->closed_ns != 0 && rank->end == STALL_NO_END && cpu_ms > rank->cpu_ms + least_ms)
 		rank->changed_ns = now_ns;
@@ -69,7 +68,7 @@ void stall_forget_time(struct stall_rank *ranks, uint32_t count, uint64_t lost_n
 bool stall_is_quiet(const struct stall_rank *rank, uint32_t seconds, uint64_t now_ns)
 {
 	return now_ns >= rank->changed_ns &&
-	       now_ns - rank->changed_ns >= (uint64_t)seconds * 1000 * ns_per_ms;
+	       now_ns - rank->changed_ns >= (uint64_t)seconds * 1000 * NS_PER_MS;
 }
 
 /* A program of Python may say that it waits, in a collective of which slurm_ddp knows nothing. */
@@ -106,7 +105,7 @@ static bool goes_on(const struct stall_rank *rank, uint32_t seconds, uint64_t no
 
 static uint32_t ms_since(uint64_t then_ns, uint64_t now_ns)
 {
-	uint64_t ms = now_ns > then_ns ? (now_ns - then_ns) / ns_per_ms : 0;
+	uint64_t ms = now_ns > then_ns ? (now_ns - then_ns) / NS_PER_MS : 0;
 
 	return ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX;
 }

@@ -352,8 +352,6 @@ void stall_tell_end(const struct supervise *supervise, const struct relay *relay
 
 enum { PACE_THREADS_MAX = 1024 };
 
-static const uint64_t ns_per_ms = 1000000;
-
 bool pace_open(struct pace_watch *watch, uint32_t count, uint32_t nodes)
 {
 	void *ranks = mmap(NULL, count * sizeof(*watch->ranks), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -488,7 +486,7 @@ bool pace_next_note(struct pace_watch *watch, uint32_t world_size, uint64_t now_
 	bool none, filled;
 
 	if (watch->next >= watch->count) {
-		const bool complete = is_complete(watch, (now_ns - watch->window_ns) / ns_per_ms, &none);
+		const bool complete = is_complete(watch, (now_ns - watch->window_ns) / NS_PER_MS, &none);
 		if (none)
 			begin_window(watch, now_ns);
 		if (!complete)

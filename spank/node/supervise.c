@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "spank/base/child.h"
 #include "spank/base/worker.h"
+#include "spank/identity/identity.h"
 #include "spank/node/stall.h"
 #include "spank/wire/judge.h"
 #include "spank/wire/progress_page.h"
@@ -96,6 +97,17 @@ void supervise_end(struct supervise *supervise)
 	free(supervise->pids);
 	free(supervise->reaped);
 	*supervise = (struct supervise){ .progress_fd = -1, .agents = { .news = -1 } };
+}
+
+void supervise_note_place(struct supervise_shared *shared, char *const *environment)
+{
+	const char *address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
+	const char *node = environment_get(environment, "SLURMD_NODENAME");
+
+	if (shared != NULL && address != NULL && strlen(address) < sizeof(shared->srun_address))
+		memcpy(shared->srun_address, address, strlen(address));
+	if (shared != NULL && node != NULL && strlen(node) < sizeof(shared->node))
+		memcpy(shared->node, node, strlen(node));
 }
 
 bool supervise_tell_once(struct supervise *supervise)

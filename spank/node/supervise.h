@@ -103,6 +103,10 @@ bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t ow
                      struct error *error);
 void supervise_end(struct supervise *supervise);
 
+/* Notes where the node's srun is, and the node's name, by which srun takes a task's error for a sign of its node. SLURM
+   puts both into a task's environment, and slurmstepd does not see that before. `shared` may be NULL. */
+void supervise_note_place(struct supervise_shared *shared, char *const *environment);
+
 /* True for the first of the node to say what is wrong, a task or slurmstepd, which then
    says when it is done. Tasks that cannot start wait for it, CONNECT_MS and REPLY_MS at
    most: srun is not to hear of their ends before it hears why. */

@@ -21,8 +21,6 @@ enum {
 	KEY_BYTES = DEAL_KEY_DIGITS / 2,
 };
 
-#define NS_PER_MS 1000000ull
-
 /* A link, by its number, and its node. */
 struct dealt_link {
 	uint32_t node;      /* of Slurm, in the step; ROSTER_NONE: it has not joined */

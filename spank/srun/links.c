@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "spank/base/bytes.h"
 
 enum {
@@ -22,8 +23,6 @@ enum {
 	SPARE_DESCRIPTORS = 512,
 	PORTS_BYTES = UINT16_MAX / 8 + 1, /* a bit for each port */
 };
-
-#define NS_PER_MS 1000000ull
 
 void links_start(struct links *links, const unsigned char secret[SIPHASH_KEY_BYTES], uint32_t silence_ms,
                  const struct links_actions *actions)

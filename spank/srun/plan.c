@@ -5,10 +5,9 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "base/clock.h"
 #include "spank/identity/nodelist.h"
 #include "spank/srun/succession.h"
-
-#define NS_PER_MS 1000000ull
 
 bool plan_start(struct plan *plan, const struct plan_policy *policy, uint32_t nodes, uint32_t tasks)
 {

@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "spank/launch/names.h"
 #include "spank/wire/timeline.h"
 
@@ -19,8 +20,6 @@ enum {
 	SMALL_TASKS = 1024,    /* a look at so many takes some microseconds */
 	LAUNCH_MS = 600000,    /* so long srun waits for the start of all tasks */
 };
-
-#define NS_PER_MS 1000000ull
 
 bool presence_begin(struct presence *presence, uint32_t tasks, uint64_t now_ns)
 {

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "base/clock.h"
 #include "spank/base/text.h"
 #include "spank/wire/timeline.h"
 
@@ -41,7 +42,6 @@ static bool waits_for_more(const struct step_case *what)
 static uint64_t delay_ns(const struct step *step, const struct step_case *what,
                          enum end_delay delay)
 {
-	static const uint64_t ns_per_ms = 1000000;
 
 	switch (delay) {
 	case DELAY_NONE:
@@ -50,15 +50,15 @@ static uint64_t delay_ns(const struct step *step, const struct step_case *what,
 			return 0;
 		/* The others wait for those that are to join them, and have no failures of their own. */
 		if (what->facts.survived && step->policy.restarts && !judge_is_hearsay(&what->facts))
-			return HOLD_SURVIVED_MS * ns_per_ms;
+			return HOLD_SURVIVED_MS * NS_PER_MS;
 		return (waits_for_more(what) && step->policy.timeout_hold_ms > step->policy.hold_ms
-		        ? step->policy.timeout_hold_ms : step->policy.hold_ms) * ns_per_ms;
+		        ? step->policy.timeout_hold_ms : step->policy.hold_ms) * NS_PER_MS;
 	case DELAY_DOUBT:
-		return step->policy.doubt_ms * ns_per_ms;
+		return step->policy.doubt_ms * NS_PER_MS;
 	case DELAY_GRACE:
-		return step->policy.grace_ms * ns_per_ms;
+		return step->policy.grace_ms * NS_PER_MS;
 	case DELAY_STOP:
-		return step->policy.stop_ms == STOP_BY_SLURM ? UINT64_MAX : step->policy.stop_ms * ns_per_ms;
+		return step->policy.stop_ms == STOP_BY_SLURM ? UINT64_MAX : step->policy.stop_ms * NS_PER_MS;
 	case DELAY_NEVER:
 		break;
 	}

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#define NS_PER_MS 1000000ull
+#include "base/clock.h"
 
 /* ---- why generations have ended, and whether they got further than those before ---- */
 

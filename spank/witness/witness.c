@@ -32,8 +32,6 @@ enum {
 	RETRY_MAX_MS = 60000,
 };
 
-#define NS_PER_MS 1000000ull
-
 /* Where a witness or a keeper is. */
 struct place {
 	struct witness *witness;
