@@ -123,13 +123,13 @@ static void show_check(enum check_mode check, const struct identity *identity,
 
 	if (check == CHECK_TABLE &&
 	    check_row(identity, extras, variables, text, sizeof(text)))
-		check_write(STDOUT_FILENO, text);
+		text_write(STDOUT_FILENO, text, strlen(text));
 	if (check == CHECK_JSON && identity->spare &&
 	    check_json(identity, &(struct variable){ "spare", "yes", "spare=" }, text, sizeof(text)))
-		check_write(STDOUT_FILENO, text);
+		text_write(STDOUT_FILENO, text, strlen(text));
 	for (int i = 0; check == CHECK_JSON && !identity->spare && i < variables->count; i++)
 		if (check_json(identity, &variables->item[i], text, sizeof(text)))
-			check_write(STDOUT_FILENO, text);
+			text_write(STDOUT_FILENO, text, strlen(text));
 	_exit(0);
 }
 
