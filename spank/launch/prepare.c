@@ -8,38 +8,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
 #include "spank/launch/names.h"
 #include "spank/launch/variables.h"
+#include "spank/wire/deal.h"
 
 #define ABSENT PLUGIN_ABSENT_ON "this node"
-
-enum { KEY_BYTES = 32 };
 
 static bool export_to_tasks(const char *name, const char *value, struct error *error)
 {
 	return setenv(name, value, 1) == 0 ||
 	       error_set(error, "cannot set %s: %s", name, strerror(errno));
-}
-
-static bool make_key(char key[2 * KEY_BYTES + 1], struct error *error)
-{
-	unsigned char bytes[KEY_BYTES];
-	ssize_t got;
-
-	do {
-		got = getrandom(bytes, sizeof(bytes), 0);
-	} while (got < 0 && errno == EINTR);
-	if (got != (ssize_t)sizeof(bytes))
-		return error_set(error, "cannot make the step's key: %s", strerror(errno));
-	for (int i = 0; i < KEY_BYTES; i++)
-		snprintf(key + 2 * i, 3, "%02x", bytes[i]);
-	explicit_bzero(bytes, sizeof(bytes));
-	return true;
 }
 
 /* The first host of the file that lays the tasks out: one or more to a line. */
@@ -82,15 +64,15 @@ static bool export_absence(const struct settings *settings, struct error *error)
 
 bool launch_prepare(const struct settings *settings, const char *hostfile, struct error *error)
 {
-	static char key[2 * KEY_BYTES + 1];
+	static char key[DEAL_KEY_DIGITS + 1];
 	char host[HOST_NAME_MAX_BYTES];
 
 	unsetenv("SLURM_DDP_KEY");
 	unsetenv("SLURM_DDP_FIRST_HOST");
 	/* Slurm sets it for a step that has ports, and leaves another step's in one without. */
 	unsetenv("SLURM_STEP_RESV_PORTS");
-	if (key[0] == '\0' && !make_key(key, error))
-		return false;
+	if (key[0] == '\0' && !deal_make_key(key))
+		return error_set(error, "cannot make the step's key: %s", strerror(errno));
 	if (hostfile != NULL && hostfile[0] != '\0' &&
 	    (!read_hostfile(hostfile, host, error) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, error)))
 		return false;

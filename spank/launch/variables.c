@@ -105,7 +105,7 @@ bool renumber_hides(const char *text)
 
 #define TORCHRUN "--ddp=launcher: torchrun sets it"
 
-enum { KEY_DIGITS = 64, PYTHONPATH_MAX = 3000 };
+enum { PYTHONPATH_MAX = 3000 };
 
 /* The place of a name: a second value for it replaces the first. */
 static struct variable *place(struct variables *variables, const char *name)
@@ -320,13 +320,6 @@ static void put_threads(struct variables *v, const struct settings *settings,
 		put(v, "OMP_NUM_THREADS", "omp=cpus", "%u", extras->cpus);
 }
 
-/* 64 hexadecimal digits, as srun's side makes them. */
-static bool is_key(const char *text)
-{
-	return text != NULL && strlen(text) == KEY_DIGITS &&
-	       strspn(text, "0123456789abcdef") == KEY_DIGITS;
-}
-
 /* Returns the value that the user has set. A container's plugin may have changed the number of
    threads since. */
 static const char *value_of_user(const struct task_extras *extras, const char *name)
@@ -438,7 +431,7 @@ bool environment_build(struct variables *variables, const struct identity *ident
                        const struct settings *settings, const struct task_extras *extras,
                        struct error *error)
 {
-	if (!is_key(extras->key))
+	if (!deal_is_key(extras->key))
 		return error_set(error, "srun has handed on no key for the step: SLURM_DDP_KEY is %s",
 		                 extras->key != NULL ? "not what it made" : "missing");
 	environment_clear(variables);

@@ -338,15 +338,6 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	dismiss_agents();
 }
 
-static void wake_thread(void)
-{
-	const uint64_t one = 1;
-
-	/* An eventfd that nobody has written to takes it. */
-	while (write(ends.wake, &one, sizeof(one)) < 0 && errno == EINTR)
-		continue;
-}
-
 bool ends_leaves_rest(void)
 {
 	return ends.rest == REST_LEFT;
@@ -358,7 +349,7 @@ bool ends_finish(void)
 		return true;
 	if (ends.running) {
 		atomic_store(&ends.finishes, true);
-		wake_thread();
+		(void)eventfd_raise(ends.wake);
 		while (!worker_join(&ends.worker, JOIN_MS))
 			continue;
 	}
@@ -418,7 +409,7 @@ bool ends_take(const struct node_task *task)
 	last = supervise_processes(&ends.node->supervise) == 0 &&
 	       (!ends.running || ends.callbacks >= ends.node->supervise.local_tasks);
 	if (last && ends.running)
-		wake_thread();
+		(void)eventfd_raise(ends.wake);
 	while (last && ends.rest == REST_LATER)
 		pthread_cond_wait(&ends.rest_changed, &ends.lock);
 	left = ends.rest == REST_LEFT;

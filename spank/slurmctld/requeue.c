@@ -297,13 +297,10 @@ void requeue_begin(uint32_t job_id, uint32_t allowed, bool given)
 
 void requeue_end_watch(void)
 {
-	const uint64_t one = 1;
-
 	if (requeue.process != getpid() || requeue.ended_ns != 0)
 		return;
 	requeue.ended_ns = ddp_now_ns();
-	/* An eventfd always takes this write. */
-	if (requeue.watches && write(requeue.closing, &one, sizeof(one)) != (ssize_t)sizeof(one))
+	if (requeue.watches && !eventfd_raise(requeue.closing))
 		slurm_debug("ddp: cannot end the thread that waits for the time limit: %s", strerror(errno));
 }
 

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/srun/dealer.h"
 
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/wait.h>
 
 #include "base/clock.h"
@@ -18,7 +16,6 @@
 
 enum {
 	CLOSED_MS = 1500, /* a node that is there has opened another connection by then */
-	KEY_BYTES = DEAL_KEY_DIGITS / 2,
 };
 
 /* A link, by its number, and its node. */
@@ -356,29 +353,13 @@ static const char *name_at(const void *roster, uint32_t node_rank)
 	return node != ROSTER_NONE ? ((const struct roster *)roster)->nodes[node].name : "";
 }
 
-static bool make_key(void)
-{
-	unsigned char bytes[KEY_BYTES];
-	ssize_t got;
-
-	do {
-		got = getrandom(bytes, sizeof(bytes), 0);
-	} while (got < 0 && errno == EINTR);
-	if (got != (ssize_t)sizeof(bytes))
-		return false;
-	for (int i = 0; i < KEY_BYTES; i++)
-		snprintf(dealer.key + 2 * i, 3, "%02x", bytes[i]);
-	explicit_bzero(bytes, sizeof(bytes));
-	return true;
-}
-
 /* Each generation has a key of its own, so a rank of an older one cannot take part in it. */
 static void begin_generation(void)
 {
 	struct plan_failure failure = { .rank = ROSTER_NONE, .stopping = true };
 
 	relay_begin_generation(dealer.plan.generation);
-	if (!make_key())
+	if (!deal_make_key(dealer.key))
 		failure.text = "srun cannot make a new key";
 	else if (!nodelist_write(dealer.nodes, sizeof(dealer.nodes), dealer.plan.roster.active, name_at,
 	                         &dealer.plan.roster))

@@ -549,21 +549,13 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy, c
 	return true;
 }
 
-/* An eventfd takes it always. */
-static bool wake_thread(void)
-{
-	const uint64_t one = 1;
-
-	return write(server.wake, &one, sizeof(one)) == (ssize_t)sizeof(one);
-}
-
 void relay_expect(const struct presence_policy *policy)
 {
 	if (server.process != getpid() || atomic_load(&server.launching))
 		return;
 	server.presence_policy = *policy;
 	atomic_store(&server.launching, true);
-	if (!wake_thread())
+	if (!eventfd_raise(server.wake))
 		atomic_store(&server.launching, false);
 }
 
@@ -598,7 +590,7 @@ int relay_close(void)
 		return 0;
 	atomic_store(&server.closing, true);
 	/* It may be asking a controller that does not answer. */
-	ended = wake_thread() && worker_join(&server.worker, JOIN_MS);
+	ended = eventfd_raise(server.wake) && worker_join(&server.worker, JOIN_MS);
 	printer_finish();
 	if (!ended)
 		return atomic_load(&server.wait_status);

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
+#include "spank/base/worker.h"
 #include "spank/wire/deal.h"
 
 enum {
@@ -167,10 +168,8 @@ bool agents_child_runs(const struct agents *agents, uint32_t local_task)
 
 void agents_give_news(const struct agents *agents)
 {
-	const uint64_t one = 1;
-
-	while (agents->shared != NULL && write(agents->news, &one, sizeof(one)) < 0 && errno == EINTR)
-		continue;
+	if (agents->shared != NULL)
+		(void)eventfd_raise(agents->news);
 }
 
 void agents_take_news(const struct agents *agents)
