@@ -17,33 +17,27 @@ spank_libspankcore_la_SOURCES = \
 	spank/wire/progress_page.c spank/wire/progress_page.h \
 	spank/wire/channel.c spank/wire/channel.h \
 	spank/wire/deal.c spank/wire/deal.h \
-	spank/wire/event.c spank/wire/event.h \
 	spank/wire/judge.c spank/wire/judge.h \
-	spank/wire/notes.c spank/wire/notes.h \
 	spank/wire/relay.c spank/wire/relay.h \
+	spank/wire/report.c spank/wire/report.h \
 	spank/wire/timeline.h \
 	spank/launch/check.c spank/launch/check.h \
-	spank/launch/container.c spank/launch/container.h \
 	spank/launch/names.c spank/launch/names.h \
 	spank/launch/preflight.c spank/launch/preflight.h \
 	spank/launch/prepare.c spank/launch/prepare.h \
 	spank/launch/srun_options.c spank/launch/srun_options.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/witness/agent.c spank/witness/agent.h \
-	spank/witness/descend.c spank/witness/descend.h \
 	spank/witness/dump.c spank/witness/dump.h \
 	spank/witness/folder.c spank/witness/folder.h \
 	spank/witness/pump.c spank/witness/pump.h \
 	spank/witness/rings.c spank/witness/rings.h \
-	spank/witness/stack.c spank/witness/stack.h \
 	spank/witness/witness.c spank/witness/witness.h \
 	spank/node/ends.c spank/node/ends.h \
 	spank/node/flight.c spank/node/flight.h \
 	spank/node/generation.c spank/node/generation.h \
 	spank/node/link.c spank/node/link.h \
-	spank/node/memory.c spank/node/memory.h \
 	spank/node/node.c spank/node/node.h \
-	spank/node/report.c spank/node/report.h \
 	spank/node/stall.c spank/node/stall.h \
 	spank/node/stall_watch.c spank/node/stall_watch.h \
 	spank/node/supervise.c spank/node/supervise.h \
@@ -54,7 +48,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/srun/peers.c spank/srun/peers.h \
 	spank/srun/plan.c spank/srun/plan.h \
 	spank/srun/presence.c spank/srun/presence.h \
-	spank/srun/printer.c spank/srun/printer.h \
 	spank/srun/relay_srun.c spank/srun/relay_srun.h \
 	spank/srun/requests.c spank/srun/requests.h \
 	spank/srun/roster.c spank/srun/roster.h \
@@ -67,10 +60,10 @@ bin_PROGRAMS += spank/status/ddp-status
 # What slurmd's logs tell of failures.
 dist_bin_SCRIPTS += spank/status/ddp-failures
 noinst_LTLIBRARIES += spank/status/libstatus.la
-spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
-	spank/status/cluster.c spank/status/cluster.h \
-	spank/status/local.c spank/status/local.h \
-	spank/status/probe.c spank/status/probe.h \
+spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h spank/status/sources.h \
+	spank/status/cluster.c \
+	spank/status/local.c \
+	spank/status/probe.c \
 	spank/status/process.c spank/status/process.h \
 	spank/status/prometheus.c spank/status/prometheus.h
 spank_status_libstatus_la_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
@@ -82,11 +75,10 @@ spank_status_ddp_status_LDADD = spank/status/libstatus.la
 
 if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
-spank_spank_ddp_la_SOURCES = spank/plugin.c \
-	spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h spank/task.c spank/task.h \
-	spank/slurmctld/ask.c spank/slurmctld/ask.h \
+spank_spank_ddp_la_SOURCES = spank/plugin.c spank/plugin.h \
+	spank/srun.c spank/stepd.c spank/task.c \
+	spank/slurmctld/query.c spank/slurmctld/query.h \
 	spank/slurmctld/comment.c spank/slurmctld/comment.h \
-	spank/slurmctld/kill.c spank/slurmctld/kill.h \
 	spank/slurmctld/requeue.c spank/slurmctld/requeue.h \
 	spank/srun/relaunch.c spank/srun/relaunch.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)

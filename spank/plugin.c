@@ -8,11 +8,8 @@
    would drain the node, and nothing that is said there reaches the user. What
    is wrong is kept and said in task_init. */
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <slurm/slurm.h>
 /* Only the symbols for which Slurm looks are visible. */
@@ -26,10 +23,8 @@ SPANK_PLUGIN(spank_ddp, 1)
 #include "spank/launch/prepare.h"
 #include "spank/node/supervise.h"
 #include "spank/options/site.h"
-#include "spank/slurmctld/ask.h"
-#include "spank/srun.h"
-#include "spank/stepd.h"
-#include "spank/task.h"
+#include "spank/plugin.h"
+#include "spank/slurmctld/query.h"
 
 static struct request request;
 static struct stepd stepd = { .request = &request, .log_control = -1,
@@ -92,13 +87,9 @@ static const char *list_in(const char *words, const char *end)
 static const char *list_of_process(void)
 {
 	static char words[COMMAND_LINE_MAX + 1];
-	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-	ssize_t got = fd >= 0 ? read(fd, words, COMMAND_LINE_MAX) : 0;
+	const size_t bytes = proc_read(words, sizeof(words), "/proc/self/cmdline");
 
-	if (fd >= 0)
-		close(fd);
-	words[got > 0 ? got : 0] = '\0';
-	return list_in(words, words + (got > 0 ? got : 0));
+	return list_in(words, words + bytes);
 }
 
 static bool asks_for_restarts(const char *list)
@@ -198,7 +189,7 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	if (!site_parse(&request.site, ac, argv, &request.error) || !check_version(spank, &request.error))
 		say_line_error(context);
 	request.settings = request.site.defaults;
-	stepd.affinity = ask_affinity();
+	stepd.affinity = query_affinity();
 	if (context == S_CTX_LOCAL)
 		srun_note_job();
 	/* This early, so that it runs late. */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/srun.h"
+#include "spank/plugin.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -16,16 +15,15 @@
 #include <slurm/spank.h>
 
 #include "base/clock.h"
+#include "spank/base/child.h"
 #include "spank/base/end_signal.h"
 #include "spank/base/text.h"
 #include "spank/launch/check.h"
-#include "spank/launch/container.h"
 #include "spank/launch/preflight.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/srun_options.h"
-#include "spank/slurmctld/ask.h"
 #include "spank/slurmctld/comment.h"
-#include "spank/slurmctld/kill.h"
+#include "spank/slurmctld/query.h"
 #include "spank/slurmctld/requeue.h"
 #include "spank/srun/dealer.h"
 #include "spank/srun/peers.h"
@@ -67,7 +65,7 @@ static struct {
    end, and those of the others get SIGKILL at once, so that two seconds are enough. */
 static void wait_no_longer(void)
 {
-	slurm_conf_t *conf = (slurm_conf_t *)ask_configuration();
+	slurm_conf_t *conf = (slurm_conf_t *)query_configuration();
 
 	if (conf != NULL)
 		conf->kill_wait = 0;
@@ -102,24 +100,24 @@ static void lose_nodes(const char *nodes)
 
 static bool slurm_ends_it(void)
 {
-	return atomic_load(&srun.has_step) && ask_is_ending(srun.job_id);
+	return atomic_load(&srun.has_step) && query_is_ending(srun.job_id);
 }
 
 static bool node_failed(const char *node)
 {
-	return atomic_load(&srun.has_step) && ask_node_failed(srun.job_id, node);
+	return atomic_load(&srun.has_step) && query_node_failed(srun.job_id, node);
 }
 
 static bool lost_node(char node[HOST_NAME_MAX_BYTES])
 {
-	return atomic_load(&srun.has_step) && ask_lost_node(srun.job_id, node);
+	return atomic_load(&srun.has_step) && query_lost_node(srun.job_id, node);
 }
 
 /* srun takes the ports of SrunPortRange as it comes to need them, the last ones after all
    of a plugin's callbacks, and dies without one. So it has the first claim. */
 static bool leaves_room(uint32_t ports)
 {
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 	const uint16_t *range = conf != NULL ? conf->srun_port_range : NULL;
 
 	if (range == NULL || range[0] == 0 || listener_has_room(range[0], range[1], ports))
@@ -149,7 +147,7 @@ static bool leaves_files(uint32_t nodes)
 
 /* Before the step starts: srun is to find the ports and files that it needs for its nodes. False: the plugin has
    none. */
-static bool give_way(uint32_t nodes)
+static bool leaves_room_for_srun(uint32_t nodes)
 {
 	uint32_t each = nodes / NODES_OF_A_PORT + (nodes % NODES_OF_A_PORT > 0);
 
@@ -168,7 +166,7 @@ static bool asks(const struct request *request, const char *key)
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
 static void listen_for_nodes(const struct request *request)
 {
-	const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step,
+	const struct relay_actions actions = { .say = print_to_user, .end_step = end_step,
 		                               .note = request->site.notes_failures ? comment_add_failure : NULL,
 		                               .slurm_ends_it = slurm_ends_it,
 		                               .node_failed = node_failed,
@@ -178,9 +176,9 @@ static void listen_for_nodes(const struct request *request)
 		                               .take_link = dealer_take_link,
 		                               .restart = dealer_is_open() ? &dealer_restart : NULL };
 	const struct step_policy policy = { .hold_ms = HOLD_MS, .ask_ms = ASK_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
-		                            .doubt_ms = ask_kill_wait_ms() + DOUBT_MS,
-		                            .grace_ms = ask_grace_ms(&request->settings),
-		                            .stop_ms = ask_grace_ms(&request->settings),
+		                            .doubt_ms = query_kill_wait_ms() + DOUBT_MS,
+		                            .grace_ms = query_grace_ms(&request->settings),
+		                            .stop_ms = query_grace_ms(&request->settings),
 		                            .slurm_may_grant_more = request->settings.grace_seconds == GRACE_OF_SLURM,
 		                            .kill_on_failure = request->settings.kill_on_failure,
 		                            .restarts = dealer_is_open(),
@@ -192,7 +190,7 @@ static void listen_for_nodes(const struct request *request)
 		                                       .python = asks(request, "python") && request->settings.python },
 		                            .slow_percent = request->settings.slow_percent,
 		                            .silence_ms = settings_silence_ms(&request->settings) };
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;
 	struct error error;
 	char spec[RELAY_SPEC_MAX];
@@ -214,13 +212,9 @@ static void listen_for_nodes(const struct request *request)
 static struct srun_words command_line(void)
 {
 	static char words[COMMAND_LINE_MAX];
-	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-	/* The last byte stays 0 and ends a word that is cut. */
-	ssize_t got = fd >= 0 ? read(fd, words, sizeof(words) - 1) : 0;
 
-	if (fd >= 0)
-		close(fd);
-	return (struct srun_words){ .words = words, .bytes = got > 0 ? (size_t)got : 0, .own = optind };
+	return (struct srun_words){ .words = words, .bytes = proc_read(words, sizeof(words), "/proc/self/cmdline"),
+		                    .own = optind };
 }
 
 static void tell_nodes(const char *variable, const char *value)
@@ -246,18 +240,18 @@ static void take_kill_on_bad_exit(struct request *request, enum srun_say kill)
    badly, and WaitTime has it end what runs so long after the first task's end. */
 static void override_slurm(const struct request *request, enum srun_say kill, long wait_seconds)
 {
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 	/* The tasks of a node that was replaced end long before the others. */
-	bool never_waits = request->settings.restarts > 0 && ask_to_set_option('W', "0");
+	bool never_waits = request->settings.restarts > 0 && set_srun_option('W', "0");
 	bool kills = kill == SRUN_YES || (kill == SRUN_SILENT && conf != NULL && conf->kill_on_bad_exit != 0);
 	uint32_t site_wait = wait_seconds < 0 && !never_waits && conf != NULL ? conf->wait_time : 0;
 	const struct srun_ends ends = {
 		.kill_on_failure = request->settings.kill_on_failure,
 		.grace_given = request->settings.grace_seconds != GRACE_OF_SLURM,
-		.grace_seconds = ask_grace_ms(&request->settings) / 1000,
+		.grace_seconds = query_grace_ms(&request->settings) / 1000,
 		.wait_seconds = never_waits ? 0 : wait_seconds,
-		.site_wait = site_wait > 0 && !ask_to_set_option('W', "0") ? site_wait : 0,
-		.kills = kills && !ask_to_set_option('K', "0"),
+		.site_wait = site_wait > 0 && !set_srun_option('W', "0") ? site_wait : 0,
+		.kills = kills && !set_srun_option('K', "0"),
 	};
 	char text[RELAY_TEXT_MAX];
 
@@ -278,7 +272,8 @@ void srun_note_environment(void)
 static void leave_defaults(struct settings *settings)
 {
 	settings->preflight = PREFLIGHT_NO;
-	settings->restarts = settings->spares = settings->min_nodes = settings->requeue_most = 0;
+	settings->requeue_most = 0;
+	settings_drop_restart(settings);
 }
 
 /* The words of a step's first component are those of the step: srun does not tell where
@@ -363,9 +358,9 @@ static bool leave_unstarted(int status)
 	           (status == 128 + SIGKILL && !presence_launch_timed_out(presence, ddp_now_ns()));
 	if (was_sent)
 		return false;
-	/* If the Prolog fails, SLURM requeues a job of sbatch, and ends any other one. Of a command line that is cut, the rest is
-	   not known. */
-	srun.step.may_go_on &= (srun.owns_job || ask_state(srun.job_id) == JOB_RUNNING) && hostfile() == NULL &&
+	/* If the Prolog fails, SLURM requeues a job of sbatch, and ends any other one. Of a command line that is cut, the rest
+	   is not known. */
+	srun.step.may_go_on &= (srun.owns_job || query_job_state(srun.job_id) == JOB_RUNNING) && hostfile() == NULL &&
 	                       given.bytes < COMMAND_LINE_MAX - 1 &&
 	                       srun_fits_fewer_nodes(&given, getenv("SLURM_GPUS"), getenv("SLURM_DISTRIBUTION"));
 	return relaunch_unstarted(&srun.step, presence, &given);
@@ -502,7 +497,7 @@ static bool look_ahead(const struct request *request, const struct preflight_ste
 	/* A key that needs spares is the site's default here, as the user's would have been refused. */
 	if (settings.preflight == PREFLIGHT_EXCLUDE && !dealer_is_open())
 		settings.preflight = PREFLIGHT_WARN;
-	if (!preflight_run(&settings, place, ask_to_say, &avoid, error))
+	if (!preflight_run(&settings, place, print_to_user, &avoid, error))
 		return false;
 	if (avoid != NULL)
 		dealer_avoid(avoid);
@@ -534,7 +529,7 @@ bool srun_looks_ahead(const struct request *request, const struct srun_step *ste
 
 	if (request->settings.preflight == PREFLIGHT_NO || request->settings.check != CHECK_NO || srun.starts_daemon)
 		return true;
-	place.node_list = nodes = ask_step_nodes(step->job_id, step->step_id);
+	place.node_list = nodes = query_step_nodes(step->job_id, step->step_id);
 	starts = look_ahead(request, &place, &error);
 	free(nodes);
 	if (starts)
@@ -554,7 +549,7 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 	relaunch_take_rest(&settings->spares, &jobs);
 	if (dealer_is_open())
 		end_signal_heed();
-	if (!give_way(nodes) && dealer_is_open() && !restart_policy_without_port(settings, error))
+	if (!leaves_room_for_srun(nodes) && dealer_is_open() && !restart_policy_without_port(settings, error))
 		return false;
 	if (!restart_policy_fit(settings, nodes, tasks, error) ||
 	    !dealer_begin(nodes, tasks, settings->spares, settings->min_nodes, error))

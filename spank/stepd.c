@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/stepd.h"
+#include "spank/plugin.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -15,11 +15,12 @@
 #include "spank/base/text.h"
 #include "spank/base/worker.h"
 #include "spank/identity/identity.h"
-#include "spank/launch/container.h"
+#include "spank/launch/prepare.h"
+#include "spank/launch/srun_options.h"
 #include "spank/node/ends.h"
-#include "spank/slurmctld/ask.h"
-#include "spank/wire/event.h"
+#include "spank/slurmctld/query.h"
 #include "spank/wire/relay.h"
+#include "spank/wire/report.h"
 #include "spank/wire/timeline.h"
 #include "spank/witness/pump.h"
 
@@ -42,15 +43,26 @@ static bool starts_daemon(spank_t spank)
 	       daemon_is_launched(count, words);
 }
 
-/* Takes, in slurmstepd, what srun has found out about its options. */
+/* Takes, in slurmstepd, what srun has found out about its options. From here on the settings alone tell whether the
+   step restarts. srun's word comes in the environment, which is the user's, so it takes restart= away, and never gives
+   what this node's own line forbids. srun waits for the agents of all nodes: a node that may have none refuses the
+   step. */
 static void take_word_of_srun(struct stepd *stepd, char *const *environment)
 {
 	const char *word = environment_get(environment, "SLURM_DDP_ON_FAILURE");
+	const bool restarts = environment_get(environment, "SLURM_DDP_RESTART") != NULL;
+	struct settings *settings = &stepd->request->settings;
 
+	if (!restarts && settings->check == CHECK_NO)
+		settings_drop_restart(settings);
+	/* What was wrong before may be the reason. */
+	if (restarts && settings->restarts == 0 && stepd->request->error.text[0] == '\0')
+		error_set(&stepd->request->error, "restart=: srun is to restart the step, but plugstack.conf of this node has no "
+		          "restart=, or has on-failure=continue: the administrator should give all nodes the same line; until "
+		          "then add restart=N, or restart=0, to --ddp=");
 	stepd->no_witness = environment_get(environment, "SLURM_DDP_NO_WITNESS") != NULL;
-	if (word != NULL && !request_locks(stepd->request, "on-failure") &&
-	    !option_given(&stepd->request->settings, "on-failure"))
-		stepd->request->settings.kill_on_failure = strcmp(word, "continue") != 0;
+	if (word != NULL && !request_locks(stepd->request, "on-failure") && !option_given(settings, "on-failure"))
+		settings->kill_on_failure = strcmp(word, "continue") != 0;
 }
 
 /* Asks Slurm's own table of nodes for the NodeAddr of the step's first node: here,
@@ -86,8 +98,7 @@ static void note_master(struct node_address *master, char *const *environment)
 		master->node[0] = '\0';
 }
 
-/* srun deals generations: each task is to be an agent. srun waits for the agents of all nodes. So a node whose own list
-   forbids restarts refuses the step. */
+/* srun deals generations: each task is to be an agent. */
 static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 {
 	struct request *request = stepd->request;
@@ -97,11 +108,7 @@ static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 		return;
 	stepd->node.find_address = request->settings.address == ADDRESS_IP ? find_address : NULL;
 	stepd->node.relay_port = stepd->node.relay.port;
-	if (request->settings.restarts == 0)
-		error_set(&request->error, "restart=: srun is to restart the step, but plugstack.conf of this node has no restart=, "
-		          "or has on-failure=continue: the administrator should give all nodes the same line; until then add "
-		          "restart=N, or restart=0, to --ddp=");
-	else if (contained_here())
+	if (contained_here())
 		error_set(&request->error, "restart=: SlurmdParameters=contain_spank of slurm.conf keeps this node from "
 		          "looking after its tasks: the administrator should remove it, or restart= be left out");
 	else if (stepd->node.silence_ms == 0)
@@ -110,7 +117,7 @@ static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 	else if (stepd->node.relay.port == 0)
 		error_set(&request->error, "restart=: srun does not listen for its nodes");
 	else if (agents_make(&stepd->node.supervise.agents, local_tasks, &request->error))
-		stepd->node.supervise.agents.shared->hands_on = ask_signals_children_only();
+		stepd->node.supervise.agents.shared->hands_on = query_signals_children_only();
 }
 
 static bool note_owner(spank_t spank, uid_t user, struct owner *owner)
@@ -140,7 +147,7 @@ static void make_log(spank_t spank, struct stepd *stepd, char *const *environmen
 	if (contained_here())
 		error_set(&request->error, "log=: SlurmdParameters=contain_spank of slurm.conf ends what the plugin starts "
 		          "before the tasks: the administrator should remove it, or log= be left out");
-	else if (ask_tracks_cgroups() && pump_shares_group("/proc/self/cgroup"))
+	else if (query_tracks_cgroups() && pump_shares_group("/proc/self/cgroup"))
 		error_set(&request->error, "log=: ProctrackType=proctrack/cgroup with control groups of version 2 kills ddp-log "
 		          "with the tasks, before it has written their output: leave log= out, and use srun's --output");
 	else if (!note_owner(spank, user, &owner))
@@ -175,7 +182,6 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	char **environment = NULL;
 	const char *threads;
 	struct error error;
-	bool restarts;
 
 	if (!request->wanted)
 		return;
@@ -188,24 +194,21 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	stepd->container_wins = container_plugin_comes_later();
 	if (request->settings.address == ADDRESS_IP && environment != NULL)
 		note_master(&stepd->master, environment);
-	restarts = environment_get(environment, "SLURM_DDP_RESTART") != NULL;
 	threads = environment_get(environment, "OMP_NUM_THREADS");
 	if (threads != NULL && strlen(threads) < sizeof(stepd->user_threads))
 		memcpy(stepd->user_threads, threads, strlen(threads));
-	if (environment != NULL) {
-		stepd->node.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
-		take_word_of_srun(stepd, environment);
-	}
-	stepd->node.say = ask_to_say;
+	stepd->node.relay = relay_parse(environment_get(environment, "SLURM_DDP_RELAY"));
+	take_word_of_srun(stepd, environment);
+	stepd->node.say = print_to_user;
 	stepd->node.log = log_line;
 	stepd->node.launcher = request->settings.launcher;
 	stepd->node.kill_on_failure = request->settings.kill_on_failure;
 	/* Processes that a launcher starts have no pages. */
 	stepd->node.stall_seconds = request->settings.launcher ? 0 : request->settings.stall_seconds;
 	stepd->node.silence_ms = settings_silence_ms(&request->settings);
-	if (!ask_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &request->error) ||
-	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &request->error) ||
-	    !ask_fact(spank, S_JOB_UID, "the job's user", &owner, &request->error)) {
+	if (!query_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &request->error) ||
+	    !query_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &request->error) ||
+	    !query_fact(spank, S_JOB_UID, "the job's user", &owner, &request->error)) {
 		stepd->normal_step = true;
 		return;
 	}
@@ -219,7 +222,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	if (!supervise_start(&stepd->node.supervise, local_tasks, owner, &error)) {
 		slurm_error("ddp: %s", error.text);
 		/* srun waits for the agents of all nodes. */
-		if (restarts && request->error.text[0] == '\0')
+		if (request->settings.restarts > 0 && request->error.text[0] == '\0')
 			request->error = error;
 		return;
 	}
@@ -227,7 +230,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	if (environment != NULL)
 		make_log(spank, stepd, environment, owner, local_tasks);
 	stepd->node.relay.sender = relay_start_sender(&stepd->node.supervise.shared->sender);
-	if (restarts)
+	if (request->settings.restarts > 0)
 		make_agents(stepd, local_tasks);
 }
 
@@ -318,10 +321,10 @@ static long alone_ms(const struct settings *settings, enum end_delay delay)
 	case DELAY_NONE:
 		return ALONE_MS;
 	case DELAY_GRACE:
-		return (long)ask_grace_ms(settings);
+		return (long)query_grace_ms(settings);
 	case DELAY_STOP:
 		/* A node does not ask for the end of a time that Slurm itself grants. */
-		return settings->grace_seconds == GRACE_OF_SLURM ? -1 : (long)ask_grace_ms(settings);
+		return settings->grace_seconds == GRACE_OF_SLURM ? -1 : (long)query_grace_ms(settings);
 	case DELAY_DOUBT:
 	case DELAY_NEVER:
 		break;
@@ -345,7 +348,7 @@ static void end_step_alone(enum end_delay delay)
 	kill_start_alone(&request);
 }
 
-static void finish(struct stepd *stepd)
+static void finish_node(struct stepd *stepd)
 {
 	watched = NULL;
 	/* SLURM waits, behind the last task, for what is in the step's control group. */
@@ -362,17 +365,9 @@ static void finish(struct stepd *stepd)
 static void note_node(spank_t spank, struct supervise_shared *shared)
 {
 	char **environment = NULL;
-	const char *node, *address;
 
-	if (shared->node[0] != '\0' || spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS ||
-	    environment == NULL)
-		return;
-	node = environment_get(environment, "SLURMD_NODENAME");
-	address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
-	if (node != NULL && strlen(node) < sizeof(shared->node))
-		memcpy(shared->node, node, strlen(node));
-	if (shared->srun_address[0] == '\0' && address != NULL && strlen(address) < sizeof(shared->srun_address))
-		memcpy(shared->srun_address, address, strlen(address));
+	if (shared->node[0] == '\0' && spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS)
+		supervise_note_place(shared, environment);
 }
 
 void stepd_take_end(spank_t spank, struct stepd *stepd)
@@ -388,7 +383,7 @@ void stepd_take_end(spank_t spank, struct stepd *stepd)
 	task.local_id = (uint32_t)local_id;
 	note_node(spank, stepd->node.supervise.shared);
 	if (ends_take(&task))
-		finish(stepd);
+		finish_node(stepd);
 }
 
 void stepd_end(struct stepd *stepd)
@@ -397,7 +392,7 @@ void stepd_end(struct stepd *stepd)
 	   ended all the same, and no thread may read what supervise_end() takes away. */
 	(void)ends_finish();
 	if (watched != NULL)
-		finish(stepd);
+		finish_node(stepd);
 	ends_leave();
 	pump_end(stepd->log_control, LOG_END_MS);
 	stepd->log_control = -1;

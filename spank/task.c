@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/task.h"
+#include "spank/plugin.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,11 +16,11 @@
 #include "spank/launch/check.h"
 #include "spank/launch/variables.h"
 #include "spank/node/node.h"
-#include "spank/node/report.h"
 #include "spank/node/stall_watch.h"
-#include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/query.h"
 #include "spank/wire/deal.h"
 #include "spank/wire/relay.h"
+#include "spank/wire/report.h"
 #include "spank/witness/agent.h"
 #include "spank/witness/folder.h"
 
@@ -30,14 +30,14 @@ static bool collect_facts(spank_t spank, struct step_facts *facts, struct error 
 	int local_id = -1;
 	char **environment = NULL;
 
-	if (!ask_fact(spank, S_JOB_ID, "the job's id", &facts->job_id, error) ||
-	    !ask_fact(spank, S_JOB_STEPID, "the step's id", &facts->step_id, error) ||
-	    !ask_fact(spank, S_SLURM_RESTART_COUNT, "the restart count", &facts->restart_count, error) ||
-	    !ask_fact(spank, S_JOB_NODEID, "the node's id", &facts->node_id, error) ||
-	    !ask_fact(spank, S_JOB_NNODES, "the number of nodes", &facts->node_count, error) ||
-	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &facts->local_tasks, error) ||
-	    !ask_fact(spank, S_JOB_TOTAL_TASK_COUNT, "the step's tasks", &facts->total_tasks, error) ||
-	    !ask_fact(spank, S_TASK_GLOBAL_ID, "the task's id", &facts->global_id, error))
+	if (!query_fact(spank, S_JOB_ID, "the job's id", &facts->job_id, error) ||
+	    !query_fact(spank, S_JOB_STEPID, "the step's id", &facts->step_id, error) ||
+	    !query_fact(spank, S_SLURM_RESTART_COUNT, "the restart count", &facts->restart_count, error) ||
+	    !query_fact(spank, S_JOB_NODEID, "the node's id", &facts->node_id, error) ||
+	    !query_fact(spank, S_JOB_NNODES, "the number of nodes", &facts->node_count, error) ||
+	    !query_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &facts->local_tasks, error) ||
+	    !query_fact(spank, S_JOB_TOTAL_TASK_COUNT, "the step's tasks", &facts->total_tasks, error) ||
+	    !query_fact(spank, S_TASK_GLOBAL_ID, "the task's id", &facts->global_id, error))
 		return false;
 	if (spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS || local_id < 0)
 		return error_set(error, "Slurm does not give the task's local id");
@@ -55,7 +55,7 @@ static uint32_t task_cpus(spank_t spank, const struct stepd *stepd, char *const 
 {
 	const char *asked = environment_get(environment, "SLURM_CPUS_PER_TASK");
 	struct cpu_facts facts = { .asked = asked != NULL ? (uint32_t)strtoul(asked, NULL, 10) : 0,
-		                   .bound = ask_affinity() };
+		                   .bound = query_affinity() };
 	uint16_t node = 0;
 
 	if (spank_get_item(spank, S_STEP_CPUS_PER_TASK, &facts.per_task) != ESPANK_SUCCESS)
@@ -123,28 +123,14 @@ static void show_check(enum check_mode check, const struct identity *identity,
 
 	if (check == CHECK_TABLE &&
 	    check_row(identity, extras, variables, text, sizeof(text)))
-		check_write(STDOUT_FILENO, text);
+		text_write(STDOUT_FILENO, text, strlen(text));
 	if (check == CHECK_JSON && identity->spare &&
 	    check_json(identity, &(struct variable){ "spare", "yes", "spare=" }, text, sizeof(text)))
-		check_write(STDOUT_FILENO, text);
+		text_write(STDOUT_FILENO, text, strlen(text));
 	for (int i = 0; check == CHECK_JSON && !identity->spare && i < variables->count; i++)
 		if (check_json(identity, &variables->item[i], text, sizeof(text)))
-			check_write(STDOUT_FILENO, text);
+			text_write(STDOUT_FILENO, text, strlen(text));
 	_exit(0);
-}
-
-/* slurmstepd itself does not see what Slurm puts into a task's environment. */
-static void note_srun_and_node(const struct stepd *stepd, char *const *environment)
-{
-	struct supervise_shared *shared = stepd->node.supervise.shared;
-	const char *address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
-	const char *node = environment_get(environment, "SLURMD_NODENAME");
-
-	if (shared != NULL && address != NULL && strlen(address) < sizeof(shared->srun_address))
-		memcpy(shared->srun_address, address, strlen(address));
-	/* By which srun takes a task's error for a sign of its node. */
-	if (shared != NULL && node != NULL && strlen(node) < sizeof(shared->node))
-		memcpy(shared->node, node, strlen(node));
 }
 
 static void note_rank(const struct stepd *stepd, const struct identity *identity)
@@ -181,7 +167,7 @@ static bool introduce_task(spank_t spank, const struct stepd *stepd, struct step
 	*facts = (struct step_facts){ .environment = NULL };
 	if (!collect_facts(spank, facts, error))
 		return false;
-	note_srun_and_node(stepd, facts->environment);
+	supervise_note_place(stepd->node.supervise.shared, facts->environment);
 	if (stepd->request->error.text[0] != '\0') {
 		const char *node = environment_get(facts->environment, "SLURMD_NODENAME");
 		return error_set(error, "%.63s: %s", node != NULL ? node : "a node", stepd->request->error.text);
@@ -324,7 +310,7 @@ static void make_witness(const struct stepd *stepd, uint32_t nodes)
 		                       /* Agents end what they have started, and then exit. */
 		                       .kill_tasks = stepd->request->settings.kill_on_failure &&
 		                                     stepd->node.supervise.agents.shared == NULL,
-		                       .stay_in_group = ask_tracks_groups(),
+		                       .stay_in_group = query_tracks_groups(),
 		                       .look = look_for_stall, .begin_again = begin_again,
 		                       .give_up = give_up, .about = &watch };
 

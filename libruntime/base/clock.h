@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <time.h>
 
+#define NS_PER_MS 1000000ull
+
 static inline uint64_t ddp_now_ns(void)
 {
 	struct timespec now;

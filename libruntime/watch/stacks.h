@@ -4,6 +4,6 @@
 
 /* With record= of --ddp (DDP_RECORD_DIR), installs a handler of a real-time signal that nobody handles, once in a
    process. On that signal each thread adds its stack to a memory file, whose name tells the signal, as slurm_ddp does
-   for Python (spank/witness/stack.h reads both). Threads that block the signal are left out. Without memory, nothing
+   for Python (spank/witness/dump.h reads both). Threads that block the signal are left out. Without memory, nothing
    is installed. */
 void ddp_stacks_install(void);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Processes of the plugin: their descriptors, name and owner, and children in whose process another thread may reap
    them. slurmstepd waits for any child, the plugin's too. From then on the number of a child may belong to another
-   process. So a signal goes by a handle, where the kernel has handles. libc only. */
+   process. So a signal goes by a handle, where the kernel has handles. And what programs have left. libc only. */
 #pragma once
 
 #include <stdbool.h>
@@ -19,10 +19,13 @@ void proc_visit(const char *folder, void (*visit)(const char *number, void *abou
    goes on to write its log to those numbers. */
 void proc_close_channels(void);
 
-/* Reads /proc/PID/status, as much as there is room for. "": it cannot be read. */
-void proc_status(pid_t pid, char *text, size_t bytes);
+/* Reads one of the kernel's files, whose path `format` gives, as a text: as much as there is room for. Returns how many
+   bytes there are; 0, and "": it cannot be read. */
+size_t proc_read(char *text, size_t bytes, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
 
-/* A mask of signals in that text, such as "SigCgt", for which the process has handlers: bit i is signal i + 1. */
+/* A mask of signals in the text of /proc/PID/status, such as "SigCgt", for which the process has handlers: bit i is
+   signal i + 1. */
 uint64_t proc_signals(const char *status, const char *name);
 
 /* For a process that was forked from slurmstepd and that goes on as one of the plugin's own. Gives it this name, and
@@ -83,3 +86,30 @@ bool contained_sees_end(pid_t pid);
 
 /* Sends a signal to such a process, unless it has ended. */
 void contained_signal(pid_t pid, int number);
+
+/* These kill what programs have left, and take no lock and no memory. */
+enum { ASKED_SRUNS_MAX = 64 };
+
+/* Inner sruns that were asked to end. If `count` is ASKED_SRUNS_MAX, no further srun is asked. */
+struct asked_sruns {
+	uint32_t count;
+	pid_t pid[ASKED_SRUNS_MAX];
+};
+
+/* Sends SIGKILL to each child of the calling process, which has one thread. Dead children count, too. A child that is
+   an srun, whose step would outlive it, gets SIGTERM instead, once, and then ends its step. If `asked` is NULL, an srun
+   is killed, too. A child that a dying process leaves to the caller meanwhile may be missed: the caller calls again
+   until wait(2) finds no child. */
+void kill_children(struct asked_sruns *asked);
+
+/* Sends SIGKILL to processes that the calling process, a subreaper, has adopted from programs of the process group.
+   Such a process is a child of the caller, and is in that group or has left the caller's session. Processes that
+   is_kept() names are left alone; it is asked last, because another process may fork one meanwhile. Returns how many
+   were killed. The caller adopts their children, and the next call finds them. */
+uint32_t kill_adopted(pid_t group, bool (*is_kept)(pid_t pid, const void *about), const void *about);
+
+/* Sends SIGKILL to the children of another process, and tells how many there are. */
+uint32_t kill_children_of(pid_t parent);
+
+/* Whether a child that was not reaped has not become another program by execve(2). */
+bool child_never_ran(pid_t child);

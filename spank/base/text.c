@@ -2,9 +2,11 @@
 #include "spank/base/text.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 struct sink sink_on(char *text, size_t bytes)
 {
@@ -47,6 +49,23 @@ char *sink_keep(char *text, size_t bytes, size_t *used, const char *format, va_l
 	text += *used;
 	*used += (size_t)length + 1;
 	return text;
+}
+
+size_t text_write(int fd, const char *text, size_t bytes)
+{
+	size_t done = 0;
+
+	while (done < bytes) {
+		ssize_t got = write(fd, text + done, bytes - done);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got == 0)
+			errno = EIO;
+		if (got <= 0)
+			break;
+		done += (size_t)got;
+	}
+	return done;
 }
 
 void make_printable(char *text)

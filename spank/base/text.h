@@ -31,6 +31,10 @@ void sink_add_untrusted(struct sink *sink, const char *bytes, size_t size);
 char *sink_keep(char *text, size_t bytes, size_t *used, const char *format, va_list arguments)
 	__attribute__((format(printf, 4, 0)));
 
+/* Writes the text, or as much as the descriptor takes, and returns how many bytes that were. If these are fewer, errno
+   tells why. */
+size_t text_write(int fd, const char *text, size_t bytes);
+
 /* One sentence about what went wrong, handed up by the pure core. */
 struct error {
 	char text[640];

@@ -18,15 +18,23 @@ void pause_ms(long ms)
 	nanosleep(&pause, NULL);
 }
 
-static void *run(void *argument)
+bool eventfd_raise(int fd)
+{
+	const uint64_t one = 1;
+	ssize_t got;
+
+	do {
+		got = write(fd, &one, sizeof(one));
+	} while (got < 0 && errno == EINTR);
+	return got == (ssize_t)sizeof(one);
+}
+
+static void *run_worker(void *argument)
 {
 	struct worker *worker = argument;
-	const uint64_t one = 1;
 
 	worker->work();
-	/* An eventfd that nobody has written to takes it. */
-	while (write(worker->done, &one, sizeof(one)) < 0 && errno == EINTR)
-		continue;
+	(void)eventfd_raise(worker->done);
 	return NULL;
 }
 
@@ -41,7 +49,7 @@ bool worker_start(struct worker *worker, void (*work)(void))
 		return false;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	error = pthread_create(&worker->thread, NULL, run, worker);
+	error = pthread_create(&worker->thread, NULL, run_worker, worker);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (error == 0)
 		return true;

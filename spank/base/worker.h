@@ -9,6 +9,9 @@
 /* Sleeps so long, or until a signal comes. */
 void pause_ms(long ms);
 
+/* Wakes who waits for an eventfd, which takes this as long as nobody has written very often. False, with errno. */
+bool eventfd_raise(int fd);
+
 struct worker {
 	pthread_t thread;
 	void (*work)(void);

@@ -383,13 +383,6 @@ bool step_spans_components(char *const *environment, uint32_t component_tasks)
 	return read_count(&facts, "SLURM_STEP_NUM_TASKS", &tasks, &ignored) && tasks > component_tasks;
 }
 
-/* A program counts both kinds of restarts alike. */
-static bool add_restarts(const struct step_facts *facts, struct identity *identity)
-{
-	identity->restart_count += facts->restarts_in_step;
-	return true;
-}
-
 bool identity_derive(const struct step_facts *facts, const struct settings *settings,
                      struct identity *identity, struct error *error)
 {
@@ -404,12 +397,15 @@ bool identity_derive(const struct step_facts *facts, const struct settings *sett
 		.node_rank = facts->node_id,
 		.node_count = facts->node_count,
 	};
-	return read_ranks(facts, identity, error) && read_restarts(facts, identity, error) &&
-	       copy_host(identity->node_name, environment_get(facts->environment, "SLURMD_NODENAME"),
-	                 "SLURMD_NODENAME", error) &&
-	       check_counts(identity, error) && find_master(facts, identity, error) &&
-	       self_check(identity, error) && choose_port(facts, settings, identity, error) &&
-	       add_restarts(facts, identity);
+	if (!read_ranks(facts, identity, error) || !read_restarts(facts, identity, error) ||
+	    !copy_host(identity->node_name, environment_get(facts->environment, "SLURMD_NODENAME"),
+	               "SLURMD_NODENAME", error) ||
+	    !check_counts(identity, error) || !find_master(facts, identity, error) ||
+	    !self_check(identity, error) || !choose_port(facts, settings, identity, error))
+		return false;
+	/* A program counts both kinds of restarts alike. */
+	identity->restart_count += facts->restarts_in_step;
+	return true;
 }
 
 void identity_without_spares(struct identity *identity, const struct settings *settings)

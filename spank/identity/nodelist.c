@@ -410,3 +410,13 @@ bool nodelist_write(char *text, size_t bytes, uint32_t count,
 	}
 	return !sink.full;
 }
+
+bool names_have(const char *names, const char *name)
+{
+	size_t length = strlen(name);
+
+	for (const char *at = names; at != NULL && *at != '\0'; at += strcspn(at, ","), at += *at == ',')
+		if (length > 0 && strcspn(at, ",") == length && memcmp(at, name, length) == 0)
+			return true;
+	return false;
+}

@@ -36,3 +36,6 @@ bool nodelist_has(const char *list, const char *host);
    in a number which grows by one become a range: "n[0-2],n7,a". False if the text has no room for it. */
 bool nodelist_write(char *text, size_t bytes, uint32_t count,
                     const char *(*name)(const void *user, uint32_t index), const void *user);
+
+/* Whether names with commas between them, and no brackets, have this one; NULL has none. */
+bool names_have(const char *names, const char *name);

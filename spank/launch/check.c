@@ -88,21 +88,6 @@ bool check_json(const struct identity *identity, const struct variable *variable
 	return !sink.full;
 }
 
-void check_write(int fd, const char *text)
-{
-	size_t left = strlen(text);
-
-	while (left > 0) {
-		ssize_t written = write(fd, text, left);
-		if (written < 0 && errno == EINTR)
-			continue;
-		if (written <= 0)
-			return;
-		text += written;
-		left -= (size_t)written;
-	}
-}
-
 struct line {
 	char *text;    /* without its newline */
 	int64_t node, rank; /* -1: no row */
@@ -217,7 +202,7 @@ void table_end(void)
 		text = calloc(1, (size_t)info.st_size + 1);
 	if (text != NULL && pread(kept, text, (size_t)info.st_size, 0) == info.st_size) {
 		table_sort(text);
-		check_write(terminal, text);
+		text_write(terminal, text, strlen(text));
 	}
 	free(text);
 	dup2(terminal, STDOUT_FILENO);

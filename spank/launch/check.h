@@ -19,9 +19,6 @@ bool check_row(const struct identity *identity, const struct task_extras *extras
 bool check_json(const struct identity *identity, const struct variable *variable, char *text,
                 size_t bytes);
 
-/* Writes the whole text, or as much as the descriptor takes. */
-void check_write(int fd, const char *text);
-
 /* The tasks' rows come to srun in any order. srun's output is kept in memory meanwhile, and printed in order of node
    and rank at the end. */
 

@@ -25,7 +25,7 @@ struct writer {
 	bool full;
 };
 
-static void add(struct writer *w, const char *word)
+static void add_command_word(struct writer *w, const char *word)
 {
 	if (w->words + 1 >= PREFLIGHT_STEP_WORDS) {
 		w->full = true;
@@ -50,7 +50,7 @@ __attribute__((format(printf, 2, 3))) static void add_text(struct writer *w, con
 		return;
 	}
 	w->used += (size_t)length + 1;
-	add(w, text);
+	add_command_word(w, text);
 }
 
 /* Other keys of the user's are for the program. */
@@ -59,7 +59,7 @@ static void add_ddp(struct writer *w, const struct settings *settings)
 	bool by_ip = option_given(settings, "addr"), by_suffix = option_given(settings, "addr-suffix");
 
 	if (!by_ip && !by_suffix)
-		add(w, "--ddp");
+		add_command_word(w, "--ddp");
 	else
 		add_text(w, "--ddp=%s%s%s%s", by_ip ? settings->address == ADDRESS_IP ? "addr=ip" : "addr=nodename" : "",
 		         by_ip && by_suffix ? "," : "", by_suffix ? "addr-suffix=" : "", by_suffix ? settings->address_suffix : "");
@@ -74,12 +74,12 @@ bool preflight_step_command(struct preflight_command *command, const struct pref
 	*command = (struct preflight_command){ .node_list = bytes > 0 ? malloc(bytes) : NULL };
 	if (bytes > 0 && command->node_list == NULL)
 		return error_set(error, "no memory");
-	add(&w, step->srun);
+	add_command_word(&w, step->srun);
 	/* The step that is to follow has the resources already. */
-	add(&w, "--overlap");
-	add(&w, "--quiet");
-	add(&w, "--mpi=none");
-	add(&w, "--input=none");
+	add_command_word(&w, "--overlap");
+	add_command_word(&w, "--quiet");
+	add_command_word(&w, "--mpi=none");
+	add_command_word(&w, "--input=none");
 	add_text(&w, "--jobid=%u", step->job_id);
 	add_text(&w, "--nodes=%u", step->nodes);
 	add_text(&w, "--ntasks=%u", step->tasks);
@@ -89,12 +89,12 @@ bool preflight_step_command(struct preflight_command *command, const struct pref
 		add_text(&w, "--cpus-per-task=%s", step->cpus_per_task);
 	if (bytes > 0) {
 		snprintf(command->node_list, bytes, "--nodelist=%s", step->node_list);
-		add(&w, command->node_list);
+		add_command_word(&w, command->node_list);
 	}
 	add_ddp(&w, settings);
-	add(&w, step->program);
-	add(&w, "--for-srun");
-	add(&w, "--quiet");
+	add_command_word(&w, step->program);
+	add_command_word(&w, "--for-srun");
+	add_command_word(&w, "--quiet");
 	return !w.full || error_set(error, "its command is too long");
 }
 
@@ -132,21 +132,9 @@ bool preflight_step_answer(char *text, struct preflight_answer *answer)
 	return true;
 }
 
-bool preflight_step_lists(const char *node_list, const char *node)
-{
-	size_t length = strlen(node);
-
-	for (const char *at = node_list; at != NULL && *at != '\0'; at += strcspn(at, ","), at += *at == ',')
-		if (length > 0 && strcspn(at, ",") == length && memcmp(at, node, length) == 0)
-			return true;
-	return false;
-}
-
 /* ---- running it ---- */
 
 enum { ANSWER_MAX = 65536, LIMIT_MS = 120000, LEAVE_MS = 10000 };
-
-#define NS_PER_MS 1000000ull
 
 /* Where it was installed, otherwise where PATH finds it. */
 static const char *program(void)
@@ -154,7 +142,7 @@ static const char *program(void)
 	return access(BIN_DIR "/ddp-preflight", X_OK) == 0 ? BIN_DIR "/ddp-preflight" : "ddp-preflight";
 }
 
-static bool start(const struct preflight_command *command, int out, pid_t *pid, struct error *error)
+static bool start_preflight(const struct preflight_command *command, int out, pid_t *pid, struct error *error)
 {
 	static char mark[] = "SLURM_DDP_PREFLIGHT=yes";
 	posix_spawn_file_actions_t actions;
@@ -195,7 +183,7 @@ static bool read_all(int fd, char *text, size_t room)
 
 /* The other srun has closed its output, or its time is up. SIGTERM has it end its step. Gives its wait status; -1: it
    does not end, and goes on beside the next step. */
-static int end(pid_t pid)
+static int end_preflight(pid_t pid)
 {
 	static const int signals[] = { SIGTERM, SIGKILL };
 	int status = -1;
@@ -209,7 +197,7 @@ static int end(pid_t pid)
 }
 
 /* Sets what the program has written. */
-static bool run(const struct preflight_command *command, char *text, size_t room, struct error *error)
+static bool run_preflight(const struct preflight_command *command, char *text, size_t room, struct error *error)
 {
 	bool in_time = true;
 	int ends[2], status;
@@ -217,14 +205,14 @@ static bool run(const struct preflight_command *command, char *text, size_t room
 
 	if (pipe2(ends, O_CLOEXEC) != 0)
 		return error_set(error, "cannot make a pipe: %s", strerror(errno));
-	bool started = start(command, ends[1], &pid, error);
+	bool started = start_preflight(command, ends[1], &pid, error);
 	close(ends[1]);
 	if (started)
 		in_time = read_all(ends[0], text, room);
 	close(ends[0]);
 	if (!started)
 		return false;
-	status = end(pid);
+	status = end_preflight(pid);
 	if (!in_time)
 		return error_set(error, "it took more than %d s", LIMIT_MS / 1000);
 	if (status == 0)
@@ -249,8 +237,8 @@ static bool decide(const struct settings *settings, const struct preflight_answe
 		return error_set(error, "ddp-preflight has found something odd that is of no single node, so preflight=exclude does "
 		                 "not let the step start");
 	if (answer->nodes > settings->spares)
-		return error_set(error, "ddp-preflight has found %u nodes odd (%s), which is more than the %u of spare=", answer->nodes,
-		                 answer->node_list, settings->spares);
+		return error_set(error, "ddp-preflight has found %u nodes odd (%s), which is more than the %u of spare=",
+		                 answer->nodes, answer->node_list, settings->spares);
 	*avoid = strdup(answer->node_list);
 	return *avoid != NULL || error_set(error, "srun has no memory for the list of odd nodes");
 }
@@ -273,7 +261,8 @@ bool preflight_run(const struct settings *settings, const struct preflight_step 
 	srun[length > 0 ? length : 0] = '\0';
 	if (length <= 0 || step.nodes == 0)
 		return error_set(error, "preflight=: srun does not know its own program");
-	measured = preflight_step_command(&command, &step, settings, &why) && run(&command, text, sizeof(text), &why);
+	measured = preflight_step_command(&command, &step, settings, &why) &&
+	           run_preflight(&command, text, sizeof(text), &why);
 	preflight_step_free(&command);
 	if (measured && !preflight_step_answer(text, &answer)) {
 		error_set(&why, "its answer is not one");

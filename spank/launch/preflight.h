@@ -40,9 +40,6 @@ struct preflight_answer {
 /* Reads the program's answer, "ODD NODES NAME,NAME" and a newline. False: it is none. */
 bool preflight_step_answer(char *text, struct preflight_answer *answer);
 
-/* Whether a list as in preflight_answer has the node; NULL has none. */
-bool preflight_step_lists(const char *node_list, const char *node);
-
 /* In srun, as the user, once the step is there and before it is launched. Waits for the end of ddp-preflight, whose
    table goes to srun's standard error. `step` lacks the programs and cpus_per_task. Sets *avoid to the list of nodes
    that are to wait as spares, allocated, or NULL. Calls `say` if ddp-preflight could not measure, and the step starts

@@ -1,42 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/launch/prepare.h"
 
+#include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
 #include "spank/launch/names.h"
 #include "spank/launch/variables.h"
+#include "spank/wire/deal.h"
 
 #define ABSENT PLUGIN_ABSENT_ON "this node"
-
-enum { KEY_BYTES = 32 };
 
 static bool export_to_tasks(const char *name, const char *value, struct error *error)
 {
 	return setenv(name, value, 1) == 0 ||
 	       error_set(error, "cannot set %s: %s", name, strerror(errno));
-}
-
-static bool make_key(char key[2 * KEY_BYTES + 1], struct error *error)
-{
-	unsigned char bytes[KEY_BYTES];
-	ssize_t got;
-
-	do {
-		got = getrandom(bytes, sizeof(bytes), 0);
-	} while (got < 0 && errno == EINTR);
-	if (got != (ssize_t)sizeof(bytes))
-		return error_set(error, "cannot make the step's key: %s", strerror(errno));
-	for (int i = 0; i < KEY_BYTES; i++)
-		snprintf(key + 2 * i, 3, "%02x", bytes[i]);
-	explicit_bzero(bytes, sizeof(bytes));
-	return true;
 }
 
 /* The first host of the file that lays the tasks out: one or more to a line. */
@@ -79,15 +64,15 @@ static bool export_absence(const struct settings *settings, struct error *error)
 
 bool launch_prepare(const struct settings *settings, const char *hostfile, struct error *error)
 {
-	static char key[2 * KEY_BYTES + 1];
+	static char key[DEAL_KEY_DIGITS + 1];
 	char host[HOST_NAME_MAX_BYTES];
 
 	unsetenv("SLURM_DDP_KEY");
 	unsetenv("SLURM_DDP_FIRST_HOST");
 	/* Slurm sets it for a step that has ports, and leaves another step's in one without. */
 	unsetenv("SLURM_STEP_RESV_PORTS");
-	if (key[0] == '\0' && !make_key(key, error))
-		return false;
+	if (key[0] == '\0' && !deal_make_key(key))
+		return error_set(error, "cannot make the step's key: %s", strerror(errno));
 	if (hostfile != NULL && hostfile[0] != '\0' &&
 	    (!read_hostfile(hostfile, host, error) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, error)))
 		return false;
@@ -132,4 +117,90 @@ void launch_list_stale(char *text, size_t bytes)
 			sink_add(&sink, "%s%s=%.40s", sink.used > 0 ? " " : "", name->text, value);
 	}
 	make_printable(text);
+}
+
+/* ---- plugstack's order ---- */
+
+enum { OBJECTS_MAX = 512 };
+
+struct search {
+	bool behind_us, found;
+};
+
+static bool object_holds(const struct dl_phdr_info *info, uintptr_t address)
+{
+	for (int i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+		if (part->p_type == PT_LOAD && address - info->dlpi_addr - part->p_vaddr < part->p_memsz)
+			return true;
+	}
+	return false;
+}
+
+/* Called for each object in the order in which they were loaded. */
+static int find_plugins(struct dl_phdr_info *info, size_t bytes, void *user)
+{
+	struct search *search = user;
+	const char *slash = strrchr(info->dlpi_name, '/');
+
+	(void)bytes;
+	if (object_holds(info, (uintptr_t)&container_plugin_comes_later))
+		search->behind_us = true;
+	else if (search->behind_us && slash != NULL && strcmp(slash, "/spank_pyxis.so") == 0)
+		search->found = true;
+	return 0;
+}
+
+bool container_plugin_comes_later(void)
+{
+	struct search search = { false, false };
+
+	dl_iterate_phdr(find_plugins, &search);
+	return search.found;
+}
+
+static bool prepares_tasks(const char *path)
+{
+	void *object = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+	void *function = object != NULL ? dlsym(object, "slurm_spank_task_init") : NULL;
+	Dl_info info;
+	/* Not of one of its libraries, which Slurm has loaded before. */
+	bool found = function != NULL && dladdr(function, &info) != 0 && info.dli_fname != NULL &&
+	             strcmp(info.dli_fname, path) == 0;
+
+	if (object != NULL)
+		dlclose(object);
+	return found;
+}
+
+struct objects {
+	char *path[OBJECTS_MAX];
+	size_t count;
+};
+
+static int list_before(struct dl_phdr_info *info, size_t bytes, void *user)
+{
+	struct objects *objects = user;
+
+	(void)bytes;
+	if (object_holds(info, (uintptr_t)&container_plugin_comes_later) || objects->count == OBJECTS_MAX)
+		return 1;
+	objects->path[objects->count] = info->dlpi_name[0] != '\0' ? strdup(info->dlpi_name) : NULL;
+	objects->count += objects->path[objects->count] != NULL;
+	return 0;
+}
+
+/* The loader's list is locked while it is looked at. A thread of Slurm's that loads a plugin meanwhile has the other
+   one of the loader's locks, for which a look at a single object would wait. */
+bool task_plugin_comes_before(void)
+{
+	struct objects objects = { .count = 0 };
+	bool found = false;
+
+	dl_iterate_phdr(list_before, &objects);
+	for (size_t i = 0; i < objects.count; i++) {
+		found = found || prepares_tasks(objects.path[i]);
+		free(objects.path[i]);
+	}
+	return found;
 }

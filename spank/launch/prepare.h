@@ -27,3 +27,14 @@ bool launch_replace_command(int count, char *words[], bool programs);
 /* "RANK=7 MASTER_ADDR=n9": what the caller's environment holds from elsewhere;
    "" if nothing. To be called before the others. */
 void launch_list_stale(char *text, size_t bytes);
+
+/* ---- plugstack's order ---- */
+
+/* Whether this process has loaded Pyxis, which runs tasks in containers, behind this plugin. Pyxis sets in its
+   task_init what the image and its hooks have set, over what plugins before it have: MASTER_ADDR, MASTER_PORT,
+   WORLD_SIZE, OMP_NUM_THREADS. So it has to come before this plugin. */
+bool container_plugin_comes_later(void);
+
+/* Whether it has loaded a plugin before this one that has work to do in each task before
+   its program runs, and may take long over it, as Pyxis does over an image. */
+bool task_plugin_comes_before(void);

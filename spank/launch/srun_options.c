@@ -17,7 +17,7 @@ static bool begins(const char *const words[], const char *text)
 	return false;
 }
 
-static bool stays(const char *entry, bool binds)
+static bool variable_stays(const char *entry, bool binds)
 {
 	static const char *const options[] = { "SLURM_", "SRUN_", NULL };
 	static const char *const found[] = { "SLURM_CONF=", "SLURM_CONF_SERVER=", "SLURM_JWT=",
@@ -41,7 +41,7 @@ char **srun_environment(char *const environment[], bool binds, char *more)
 	if (list == NULL)
 		return NULL;
 	for (size_t i = 0; i < count; i++)
-		if (stays(environment[i], binds))
+		if (variable_stays(environment[i], binds))
 			list[used++] = environment[i];
 	if (more != NULL)
 		list[used++] = more;
@@ -127,7 +127,7 @@ static const char *last_value(const struct srun_words *given, const struct srun_
 }
 
 /* Whether srun's own words hold a long option. */
-static bool holds(const struct srun_words *given, const char *option, size_t shortest)
+static bool words_hold(const struct srun_words *given, const char *option, size_t shortest)
 {
 	const char *word, *words = given->words;
 	int left = given->own;
@@ -159,17 +159,17 @@ long srun_wait_seconds(const struct srun_words *given, const char *variable)
 
 bool srun_waits_for_children(const struct srun_words *given)
 {
-	return holds(given, "--wait-for-children", sizeof("--wait-f") - 1);
+	return words_hold(given, "--wait-for-children", sizeof("--wait-f") - 1);
 }
 
 bool srun_broadcasts(const struct srun_words *given, const char *variable)
 {
-	return holds(given, "--bcast", sizeof("--bc") - 1) || variable != NULL;
+	return words_hold(given, "--bcast", sizeof("--bc") - 1) || variable != NULL;
 }
 
 bool srun_starts_several(const struct srun_words *given)
 {
-	return holds(given, "--multi-prog", sizeof("--mu") - 1);
+	return words_hold(given, "--multi-prog", sizeof("--mu") - 1);
 }
 
 bool srun_starts_components(const struct srun_words *given)
@@ -221,7 +221,7 @@ const char *srun_nodes(const struct srun_words *given)
 
 bool srun_names_job(const struct srun_words *given)
 {
-	return holds(given, "--jobid", sizeof("--jobi") - 1);
+	return words_hold(given, "--jobid", sizeof("--jobi") - 1);
 }
 
 const char *srun_excluded(const struct srun_words *given)
@@ -244,7 +244,7 @@ bool srun_fits_fewer_nodes(const struct srun_words *given, const char *gpus, con
 
 bool srun_starts_a_shell(const struct srun_words *given)
 {
-	return holds(given, "--interactive", sizeof("--int") - 1);
+	return words_hold(given, "--interactive", sizeof("--int") - 1);
 }
 
 const char *srun_program(const struct srun_words *given)
@@ -286,4 +286,22 @@ bool srun_contradicts(const struct srun_ends *ends, char *text, size_t bytes)
 		         "be taken for a step that was asked to stop: srun -K0 --ddp=on-failure=%s does",
 		         text[0] != '\0' ? "; " : "", ends->kill_on_failure ? "kill" : "continue");
 	return text[0] != '\0';
+}
+
+bool daemon_is_launched(int count, char *const words[])
+{
+	/* The daemons of Open MPI and PRRTE; of MPICH, MVAPICH and Intel MPI. No prefix: there are
+	   programs called hydra_* that train. */
+	static const char *const names[] = { "orted", "prted", "pmi_proxy", "hydra_pmi_proxy",
+		                             "hydra_bstrap_proxy" };
+	const char *name, *slash;
+
+	if (count < 1 || words == NULL || words[0] == NULL)
+		return false;
+	slash = strrchr(words[0], '/');
+	name = slash != NULL ? slash + 1 : words[0];
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (strcmp(name, names[i]) == 0)
+			return true;
+	return false;
 }

@@ -92,3 +92,7 @@ struct srun_ends {
 
 /* Says what of this the plugin's settings do not agree with. False: nothing. */
 bool srun_contradicts(const struct srun_ends *ends, char *text, size_t bytes);
+
+/* Whether a step's command is a daemon by which an MPI launcher starts its ranks on a node: mpirun starts one on each
+   node by srun, which inherits --ddp from the job, and the daemon hands its environment on to all of its ranks. */
+bool daemon_is_launched(int count, char *const words[]);

@@ -20,7 +20,7 @@ static void point(struct renumbered *r, const char *name, const char *value)
 
 /* Keeps a value in the text. */
 __attribute__((format(printf, 2, 3)))
-static const char *keep(struct renumbered *r, const char *format, ...)
+static const char *keep_value(struct renumbered *r, const char *format, ...)
 {
 	va_list arguments;
 	const char *value;
@@ -69,21 +69,21 @@ bool renumber(struct renumbered *r, char *const *environment, const struct deal_
 	r->count = 0;
 	r->used = 0;
 	r->overflow = false;
-	world = keep(r, "%u", go->world_size);
-	nodes = keep(r, "%u", go->node_count);
+	world = keep_value(r, "%u", go->world_size);
+	nodes = keep_value(r, "%u", go->node_count);
 	tasks = !is_even(old_tasks) ? old_tasks
-	        : go->node_count > 1 ? keep(r, "%u(x%u)", go->local_count, go->node_count)
-	                             : keep(r, "%u", go->local_count);
-	point(r, "SLURM_PROCID", keep(r, "%u", deal_rank(go, local_task)));
+	        : go->node_count > 1 ? keep_value(r, "%u(x%u)", go->local_count, go->node_count)
+	                             : keep_value(r, "%u", go->local_count);
+	point(r, "SLURM_PROCID", keep_value(r, "%u", deal_rank(go, local_task)));
 	point(r, "SLURM_NTASKS", world);
 	point(r, "SLURM_NPROCS", world);
 	point(r, "SLURM_STEP_NUM_TASKS", world);
-	point(r, "SLURM_NODEID", keep(r, "%u", go->node_rank));
+	point(r, "SLURM_NODEID", keep_value(r, "%u", go->node_rank));
 	point(r, "SLURM_STEP_NUM_NODES", nodes);
 	point(r, "SLURM_STEP_NODELIST", go->nodes);
 	point(r, "SLURM_STEP_TASKS_PER_NODE", tasks);
 	point(r, "SLURM_GTIDS", list_ranks(r, go));
-	point(r, "SLURM_TASK_PID", keep(r, "%u", pid));
+	point(r, "SLURM_TASK_PID", keep_value(r, "%u", pid));
 	if (says(environment, "SLURM_NNODES", old_count))
 		point(r, "SLURM_NNODES", nodes);
 	if (says(environment, "SLURM_JOB_NUM_NODES", old_count))
@@ -105,7 +105,7 @@ bool renumber_hides(const char *text)
 
 #define TORCHRUN "--ddp=launcher: torchrun sets it"
 
-enum { KEY_DIGITS = 64, PYTHONPATH_MAX = 3000 };
+enum { PYTHONPATH_MAX = 3000 };
 
 /* The place of a name: a second value for it replaces the first. */
 static struct variable *place(struct variables *variables, const char *name)
@@ -320,13 +320,6 @@ static void put_threads(struct variables *v, const struct settings *settings,
 		put(v, "OMP_NUM_THREADS", "omp=cpus", "%u", extras->cpus);
 }
 
-/* 64 hexadecimal digits, as srun's side makes them. */
-static bool is_key(const char *text)
-{
-	return text != NULL && strlen(text) == KEY_DIGITS &&
-	       strspn(text, "0123456789abcdef") == KEY_DIGITS;
-}
-
 /* Returns the value that the user has set. A container's plugin may have changed the number of
    threads since. */
 static const char *value_of_user(const struct task_extras *extras, const char *name)
@@ -438,7 +431,7 @@ bool environment_build(struct variables *variables, const struct identity *ident
                        const struct settings *settings, const struct task_extras *extras,
                        struct error *error)
 {
-	if (!is_key(extras->key))
+	if (!deal_is_key(extras->key))
 		return error_set(error, "srun has handed on no key for the step: SLURM_DDP_KEY is %s",
 		                 extras->key != NULL ? "not what it made" : "missing");
 	environment_clear(variables);

@@ -200,7 +200,7 @@ static void note_rest(int rest)
 
 /* What follows the last end takes milliseconds, and Slurm may wait longer than that before it reaps the last task.
    Whoever asks for the end of the step looks at the witness until then. */
-static void do_rest(void)
+static void end_after_last_task(void)
 {
 	if (ends.acted || supervise_processes(&ends.node->supervise) > 0) {
 		note_rest(REST_LEFT);
@@ -249,7 +249,7 @@ static void serve_rest(void)
 	}
 }
 
-static void watch(void)
+static void watch_ends(void)
 {
 	struct supervise *supervise = &ends.node->supervise;
 	uint32_t count = supervise->local_tasks;
@@ -290,7 +290,7 @@ static void watch(void)
 		close(ends.ready[count + 1].fd);
 	link_say_bye(&ends.node->link);
 	pthread_mutex_unlock(&ends.lock);
-	do_rest();
+	end_after_last_task();
 	serve_rest();
 }
 
@@ -325,25 +325,17 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	ends.callbacks = 0;
 	ends.rest = REST_LATER;
 	/* A contained thread would end with its callback, and could hold the lock then. */
-	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + BESIDE_TASKS, sizeof(*ends.ready)) : NULL;
+	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + BESIDE_TASKS, sizeof(*ends.ready))
+	                                         : NULL;
 	if (ends.ready != NULL) {
 		ends.wake = eventfd(0, EFD_CLOEXEC);
-		ends.running = ends.wake >= 0 && begin_generations() && worker_start(&ends.worker, watch);
+		ends.running = ends.wake >= 0 && begin_generations() && worker_start(&ends.worker, watch_ends);
 	}
 	atomic_store(&node->supervise.shared->watched, ends.running);
 	if (ends.running)
 		return;
 	ends.rest = REST_LEFT;
 	dismiss_agents();
-}
-
-static void wake_thread(void)
-{
-	const uint64_t one = 1;
-
-	/* An eventfd that nobody has written to takes it. */
-	while (write(ends.wake, &one, sizeof(one)) < 0 && errno == EINTR)
-		continue;
 }
 
 bool ends_leaves_rest(void)
@@ -357,7 +349,7 @@ bool ends_finish(void)
 		return true;
 	if (ends.running) {
 		atomic_store(&ends.finishes, true);
-		wake_thread();
+		(void)eventfd_raise(ends.wake);
 		while (!worker_join(&ends.worker, JOIN_MS))
 			continue;
 	}
@@ -417,7 +409,7 @@ bool ends_take(const struct node_task *task)
 	last = supervise_processes(&ends.node->supervise) == 0 &&
 	       (!ends.running || ends.callbacks >= ends.node->supervise.local_tasks);
 	if (last && ends.running)
-		wake_thread();
+		(void)eventfd_raise(ends.wake);
 	while (last && ends.rest == REST_LATER)
 		pthread_cond_wait(&ends.rest_changed, &ends.lock);
 	left = ends.rest == REST_LEFT;

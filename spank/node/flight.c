@@ -22,7 +22,7 @@ static bool is_wanted(const struct flight *flight, const struct supervise *super
 	return flight->place.dir[0] != '\0' && supervise->shared != NULL && supervise->progress_fd >= 0;
 }
 
-static void fill(const struct supervise *supervise, uint32_t local, struct record_task *task)
+static void describe_task(const struct supervise *supervise, uint32_t local, struct record_task *task)
 {
 	const struct task_reaped *reaped = &supervise->reaped[local];
 
@@ -70,7 +70,7 @@ static void write_beside(struct flight *flight, struct record_order order, const
 	record_note_lost(order.lost, "earlier ones are still being written");
 }
 
-static void begin(struct flight *flight, const struct supervise *supervise, const char *reason, bool stacks)
+static void write_records(struct flight *flight, const struct supervise *supervise, const char *reason, bool stacks)
 {
 	const struct rings_source source = supervise_source(supervise);
 	struct record_task *tasks = calloc(supervise->local_tasks, sizeof(*tasks));
@@ -85,7 +85,7 @@ static void begin(struct flight *flight, const struct supervise *supervise, cons
 	reap_children(flight, supervise->shared, 0);
 	memcpy(name, supervise->shared->node, sizeof(name) - 1);
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
-		fill(supervise, i, &tasks[i]);
+		describe_task(supervise, i, &tasks[i]);
 	write_beside(flight, order, &source, NULL);
 	free(tasks);
 }
@@ -95,7 +95,7 @@ void flight_note_failure(struct flight *flight, const struct supervise *supervis
 	if (!is_wanted(flight, supervise) || flight->failed)
 		return;
 	flight->failed = true;
-	begin(flight, supervise, "failure", true);
+	write_records(flight, supervise, "failure", true);
 }
 
 void flight_note_end(struct flight *flight, const struct supervise *supervise)
@@ -104,12 +104,12 @@ void flight_note_end(struct flight *flight, const struct supervise *supervise)
 		return;
 	/* Its lines come before the last ones. */
 	reap_children(flight, supervise->shared, END_WAIT_MS);
-	begin(flight, supervise, "end", false);
+	write_records(flight, supervise, "end", false);
 	reap_children(flight, supervise->shared, END_WAIT_MS);
 }
 
 /* Nobody may have reaped a process that has ended, so kill(2) alone does not tell. */
-static bool runs(pid_t pid)
+static bool process_runs(pid_t pid)
 {
 	struct pollfd process = { .fd = handle_open(pid), .events = POLLIN };
 
@@ -125,7 +125,7 @@ static bool witness_writes(const struct supervise_shared *shared)
 {
 	for (int i = 0; i < SUPERVISE_WRITERS; i++) {
 		const pid_t writer = atomic_load(&shared->record_writers[i]);
-		if (writer > 0 && runs(writer))
+		if (writer > 0 && process_runs(writer))
 			return true;
 	}
 	return false;

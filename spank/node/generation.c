@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/child.h"
 #include "spank/base/release.h"
 #include "spank/base/worker.h"
 #include "spank/identity/nodelist.h"
@@ -16,7 +17,6 @@
 #include "spank/wire/progress_page.h"
 #include "spank/wire/timeline.h"
 #include "spank/witness/agent.h"
-#include "spank/witness/descend.h"
 
 enum {
 	SOON_MS = 50,
@@ -109,7 +109,7 @@ static void tell_lost(struct generation *generation, uint32_t local_task)
 /* ---- orders ----------------------------------------------------------------------------- */
 
 /* The steps that the pages show. The program writes them, so they may say anything. */
-static void look_at_steps(struct generation *generation)
+static void note_training_step(struct generation *generation)
 {
 	const struct supervise *supervise = &generation->node->supervise;
 	struct ddp_progress page;
@@ -150,10 +150,10 @@ static bool choose_rest(struct generation *generation, bool keep)
 }
 
 /* Nothing that ends from now on is judged. */
-static void end(struct generation *generation, uint32_t number, bool keep)
+static void end_programs(struct generation *generation, uint32_t number, bool keep)
 {
 	if (generation->state == GENERATION_RUNS) {
-		look_at_steps(generation);
+		note_training_step(generation);
 		flight_note_failure(&generation->node->flight, &generation->node->supervise);
 	}
 	generation->state = GENERATION_ENDS;
@@ -205,7 +205,7 @@ static void note_master(struct generation *generation, const struct deal_go *go)
 		address[0] = '\0';
 }
 
-static void begin(struct generation *generation, const struct deal_go *go, const void *payload, size_t bytes)
+static void start_programs(struct generation *generation, const struct deal_go *go, const void *payload, size_t bytes)
 {
 	struct node *node = generation->node;
 	struct agents *agents = agents_of(generation);
@@ -251,7 +251,7 @@ static void take_end(struct generation *generation, uint32_t number, bool keep)
 	if (number == generation->number && generation->state == GENERATION_WAITS && number > 0 && !again)
 		tell_clear(generation); /* the node has ended it by itself */
 	else if (generation->state != GENERATION_ENDS || number > generation->number || again)
-		end(generation, number, keep);
+		end_programs(generation, number, keep);
 }
 
 void generation_take(struct generation *generation, uint32_t type, const void *payload, size_t bytes)
@@ -265,7 +265,7 @@ void generation_take(struct generation *generation, uint32_t type, const void *p
 	if (generation->node == NULL)
 		return;
 	if (type == DEAL_GO && deal_unpack_go(payload, bytes, &go) && fits(generation, &go, bytes))
-		begin(generation, &go, payload, bytes);
+		start_programs(generation, &go, payload, bytes);
 	else if (type == DEAL_END && deal_unpack_end(payload, bytes, &number, &keep))
 		take_end(generation, number, keep);
 	else if (type == DEAL_QUIT && deal_unpack_quit(payload, bytes, &wait_status))
@@ -276,7 +276,7 @@ void generation_take(struct generation *generation, uint32_t type, const void *p
 
 /* ---- what is due ------------------------------------------------------------------------ */
 
-static void look_at_lease(struct generation *generation)
+static void check_lease(struct generation *generation)
 {
 	const struct generation_facts *facts = &generation->facts;
 	uint32_t age_ms = facts->lease_ms(), give_up_ms = GIVE_UP_MS;
@@ -288,7 +288,7 @@ static void look_at_lease(struct generation *generation)
 		give_up_ms = GIVE_UP_SILENCES * facts->silence_ms;
 	if (facts->fence_ms > 0 && age_ms >= facts->fence_ms && live) {
 		generation->fenced = true;
-		end(generation, generation->number, false);
+		end_programs(generation, generation->number, false);
 	}
 	if (age_ms < give_up_ms)
 		return;
@@ -319,7 +319,7 @@ static bool end_adopted(struct generation *generation)
 	for (int round = 0; left > 0 && round < ADOPTED_ROUNDS; round++) {
 		if (round > 0)
 			pause_ms(1);
-		left = descend_kill_adopted(generation->group, is_of_plugin, &generation->node->supervise);
+		left = kill_adopted(generation->group, is_of_plugin, &generation->node->supervise);
 	}
 	return left == 0;
 }
@@ -348,7 +348,7 @@ static bool look_for_lost(struct generation *generation)
 	return (any && !end_adopted(generation)) || soon;
 }
 
-static bool stays(const struct agents *agents, uint32_t local_task)
+static bool program_stays(const struct agents *agents, uint32_t local_task)
 {
 	return atomic_load(&agents->shared->agent[local_task].stays) && agents_child_runs(agents, local_task);
 }
@@ -362,9 +362,9 @@ static void help_agents(struct generation *generation)
 		return;
 	for (uint32_t i = 0; i < agents->count; i++)
 		if ((generation->state == GENERATION_QUITS ||
-		     (!agents_agent_clear(agents, i, generation->number) && !stays(agents, i))) &&
+		     (!agents_agent_clear(agents, i, generation->number) && !program_stays(agents, i))) &&
 		    agents_agent_runs(agents, i))
-			descend_kill_children_of(agents->pids[i]);
+			kill_children_of(agents->pids[i]);
 }
 
 /* An agent that somebody has stopped does not tell of its program's end. */
@@ -422,9 +422,9 @@ int generation_advance(struct generation *generation)
 		help_agents(generation);
 	if (generation->state == GENERATION_RUNS && generation->first_step == 0 &&
 	    ddp_now_ns() - generation->looked_ns >= LOOK_MS * 1000000ull)
-		look_at_steps(generation);
+		note_training_step(generation);
 	look_for_stopped(generation);
-	look_at_lease(generation);
+	check_lease(generation);
 	if (generation->state != GENERATION_QUITS && is_stopping(generation) &&
 	    supervise_left(&generation->node->supervise) == 0)
 		quit(generation, DEAL_OWN_STATUS);

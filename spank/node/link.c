@@ -62,8 +62,6 @@ enum {
 	ANSWER_MS = 10000,    /* srun may be stopped, or be busy with many nodes */
 };
 
-#define NS_PER_MS 1000000ull
-
 static uint32_t beat_ms(const struct link *link)
 {
 	uint32_t ms = link->facts.silence_ms / BEATS;

@@ -13,12 +13,11 @@
 #include "spank/base/release.h"
 #include "spank/base/text.h"
 #include "spank/base/worker.h"
-#include "spank/node/report.h"
 #include "spank/node/stall_watch.h"
-#include "spank/wire/event.h"
 #include "spank/wire/judge.h"
 #include "spank/wire/progress_page.h"
 #include "spank/wire/relay.h"
+#include "spank/wire/report.h"
 #include "spank/wire/timeline.h"
 
 enum {

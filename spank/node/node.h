@@ -36,7 +36,7 @@ struct node {
 	/* With restart=, as in generation.h; NULL: nobody asks. */
 	bool (*find_address)(const char *node, char *address, size_t bytes);
 	void (*say)(const char *text); /* to the user, past srun's relay */
-	void (*log)(const char *line); /* to slurmd's log: a failure as one line (event.h); NULL: nobody logs */
+	void (*log)(const char *line); /* to slurmd's log: a failure as one line (report.h); NULL: nobody logs */
 	uint32_t job_id, step_id;      /* for that line */
 	uid_t owner;
 };

@@ -9,11 +9,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "ddp.h"
+#include "spank/base/child.h"
 #include "spank/identity/nodelist.h"
 #include "spank/wire/progress_page.h"
-
-static const uint64_t ns_per_ms = 1000000;
 
 /* Ranks come one after the other: a wait in ddp_init() that is shorter is not told. */
 static const double start_seconds = 0.5;
@@ -49,7 +49,7 @@ void stall_see_task(struct stall_rank *rank, uint32_t pid, uint64_t cpu_ms, uint
 {
 	/* A thread that looks for something from time to time is no work. */
 	enum { WORK_PART = 20 };
-	uint64_t least_ms = (now_ns - rank->seen_ns) / ns_per_ms / WORK_PART;
+	uint64_t least_ms = (now_ns - rank->seen_ns) / NS_PER_MS / WORK_PART;
 
 	if (rank->closed_ns != 0 && rank->end == STALL_NO_END && cpu_ms > rank->cpu_ms + least_ms)
 		rank->changed_ns = now_ns;
@@ -68,7 +68,7 @@ void stall_forget_time(struct stall_rank *ranks, uint32_t count, uint64_t lost_n
 bool stall_is_quiet(const struct stall_rank *rank, uint32_t seconds, uint64_t now_ns)
 {
 	return now_ns >= rank->changed_ns &&
-	       now_ns - rank->changed_ns >= (uint64_t)seconds * 1000 * ns_per_ms;
+	       now_ns - rank->changed_ns >= (uint64_t)seconds * 1000 * NS_PER_MS;
 }
 
 /* A program of Python may say that it waits, in a collective of which slurm_ddp knows nothing. */
@@ -105,7 +105,7 @@ static bool goes_on(const struct stall_rank *rank, uint32_t seconds, uint64_t no
 
 static uint32_t ms_since(uint64_t then_ns, uint64_t now_ns)
 {
-	uint64_t ms = now_ns > then_ns ? (now_ns - then_ns) / ns_per_ms : 0;
+	uint64_t ms = now_ns > then_ns ? (now_ns - then_ns) / NS_PER_MS : 0;
 
 	return ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX;
 }
@@ -278,32 +278,12 @@ bool stall_judge_start(const struct stall_node *node, uint64_t now_ns, struct st
 
 enum { LEVELS_MAX = 8, MAPS_MAX = 1 << 20 };
 
-static int open_of(pid_t pid, const char *file)
-{
-	char path[64];
-
-	snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, file);
-	return open(path, O_RDONLY | O_CLOEXEC);
-}
-
-/* Reads the beginning of a file of the process; what cannot be read is "". */
-static void read_start(pid_t pid, const char *file, char *text, size_t bytes)
-{
-	int fd = open_of(pid, file);
-	ssize_t got = fd >= 0 ? read(fd, text, bytes - 1) : 0;
-
-	if (fd >= 0)
-		close(fd);
-	text[got > 0 ? got : 0] = '\0';
-}
-
 /* 0: there is none, or the kernel keeps no list. */
 static pid_t first_child(pid_t pid)
 {
-	char file[32], text[32];
+	char text[32];
 
-	snprintf(file, sizeof(file), "task/%d/children", (int)pid);
-	read_start(pid, file, text, sizeof(text));
+	proc_read(text, sizeof(text), "/proc/%d/task/%d/children", (int)pid, (int)pid);
 	/* A number that is cut would be another process. */
 	return strchr(text, ' ') != NULL ? (pid_t)strtol(text, NULL, 10) : 0;
 }
@@ -328,12 +308,14 @@ static void read_name(pid_t pid, char name[STALL_PROGRAM_MAX + 1])
 static bool has_libddp(pid_t pid)
 {
 	static const char wanted[] = "/libddp.so";
-	char text[8192 + sizeof(wanted)];
+	char path[64], text[8192 + sizeof(wanted)];
 	size_t kept = 0, read_bytes = 0;
 	bool found = false;
 	ssize_t got;
-	int fd = open_of(pid, "maps");
+	int fd;
 
+	snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
 	while (fd >= 0 && !found && read_bytes < MAPS_MAX && (got = read(fd, text + kept, 8192)) > 0) {
 		size_t bytes = kept + (size_t)got;
 		found = memmem(text, bytes, wanted, strlen(wanted)) != NULL;
@@ -354,11 +336,12 @@ static uint32_t age_ms_of(pid_t pid)
 	const char *behind;
 	uint64_t now_ms, start_ms;
 
-	read_start(pid, "stat", text, sizeof(text));
+	proc_read(text, sizeof(text), "/proc/%d/stat", (int)pid);
 	behind = strrchr(text, ')');
 	/* Field 22; the command before it is field 2. */
 	if (behind == NULL || clock_gettime(CLOCK_BOOTTIME, &now) != 0 ||
-	    sscanf(behind + 1, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu", &start) != 1)
+	    sscanf(behind + 1, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
+	           &start) != 1)
 		return 0;
 	now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 	start_ms = start * 1000 / (unsigned long long)sysconf(_SC_CLK_TCK);

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "spank/wire/notes.h"
+#include "spank/wire/relay.h"
 #include "watch/progress.h"
 
 enum stall_end { STALL_NO_END, STALL_GOOD_END, STALL_BAD_END };

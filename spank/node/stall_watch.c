@@ -2,12 +2,10 @@
 #include "spank/node/stall_watch.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "spank/base/child.h"
@@ -35,7 +33,8 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 	void *pages, *ranks;
 
 	*watch = (struct stall_watch){ .shared = supervise->shared, .opened_ns = ddp_now_ns(), .count = supervise->local_tasks,
-		                       .seconds = seconds, .period_ms = stall_watch_period_ms(seconds), .address = supervise->shared->srun_address };
+		                       .seconds = seconds, .period_ms = stall_watch_period_ms(seconds),
+		                       .address = supervise->shared->srun_address };
 	if (supervise->contained)
 		return error_set(error, "stall=: SlurmdParameters=contain_spank of slurm.conf keeps this node from "
 		                 "watching its ranks' progress: the administrator should remove it, or stall= be left out");
@@ -69,7 +68,7 @@ static void close_watch(struct stall_watch *watch)
 	munmap(watch->ranks, watch->count * sizeof(*watch->ranks));
 }
 
-static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
+static void read_task(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 {
 	const struct supervise_task *task = &watch->shared->task[local];
 	enum stall_end end = (enum stall_end)atomic_load(&task->end);
@@ -92,7 +91,7 @@ static struct stall_node read_ranks(struct stall_watch *watch, char name[HOST_NA
 	memset(name, 0, HOST_NAME_MAX_BYTES);
 	memcpy(name, watch->shared->node, HOST_NAME_MAX_BYTES - 1);
 	for (uint32_t i = 0; i < watch->count; i++)
-		look_at(watch, i, now_ns);
+		read_task(watch, i, now_ns);
 	return (struct stall_node){ .name = name, .world_size = watch->shared->world_size,
 		                    .seconds = watch->seconds, .ranks = watch->ranks,
 		                    .count = watch->count };
@@ -219,7 +218,8 @@ static bool is_unseen(struct stall_watch *watch, const struct stall_node *node, 
 
 /* Returns whether the ranks have made no progress for the time of stall=. The note may also say that they wait in
    ddp_init(), which is no stall: the rank for which they wait may be slow to start, and srun knows if it has ended. */
-static bool judge(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
+static bool judge_stall(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns,
+                        struct stall_note *note)
 {
 	struct stall_note stall;
 
@@ -240,8 +240,8 @@ static void note_stall(struct stall_watch *watch, bool stalls)
 	if (begins)
 		watch->node->stalls++;
 	watch->stalls = stalls;
-	flight_note_stall(&watch->flight, &(struct flight_view){ watch->shared, watch->pages, watch->count, watch->generation },
-	                  begins);
+	flight_note_stall(&watch->flight,
+	                  &(struct flight_view){ watch->shared, watch->pages, watch->count, watch->generation }, begins);
 }
 
 /* A note that srun does not take is lost: the next one tells as much. */
@@ -274,7 +274,7 @@ int stall_watch_check(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 	take_generation(watch, now_ns);
 	forget_pause(watch, now_ns);
 	node = read_ranks(watch, name, now_ns);
-	stalls = judge(watch, &node, now_ns, &note);
+	stalls = judge_stall(watch, &node, now_ns, &note);
 	if (stopping)
 		note = (struct stall_note){ .ranks = note.ranks, .lowest = note.lowest,
 			                    .world_size = note.world_size };
@@ -352,8 +352,6 @@ void stall_tell_end(const struct supervise *supervise, const struct relay *relay
 
 enum { PACE_THREADS_MAX = 1024 };
 
-static const uint64_t ns_per_ms = 1000000;
-
 bool pace_open(struct pace_watch *watch, uint32_t count, uint32_t nodes)
 {
 	void *ranks = mmap(NULL, count * sizeof(*watch->ranks), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -382,20 +380,12 @@ struct waits {
 static void add_thread(const char *number, void *about)
 {
 	struct waits *waits = about;
-	char path[96], text[96];
 	unsigned long long ran, waited;
-	ssize_t got;
-	int file;
+	char text[96];
 
 	if (waits->threads++ >= PACE_THREADS_MAX)
 		return;
-	snprintf(path, sizeof(path), "/proc/%d/task/%s/schedstat", (int)waits->pid, number);
-	file = open(path, O_RDONLY | O_CLOEXEC);
-	if (file < 0)
-		return;
-	got = read(file, text, sizeof(text) - 1);
-	close(file);
-	text[got > 0 ? got : 0] = '\0';
+	proc_read(text, sizeof(text), "/proc/%d/task/%s/schedstat", (int)waits->pid, number);
 	if (sscanf(text, "%llu %llu", &ran, &waited) == 2 && waited > waits->ns)
 		waits->ns = waited;
 }
@@ -430,7 +420,7 @@ void pace_add_page(struct pace_watch *watch, uint32_t local, uint32_t rank,
 	seen->ns = compute.ns;
 }
 
-static void begin(struct pace_watch *watch, uint64_t now_ns)
+static void begin_window(struct pace_watch *watch, uint64_t now_ns)
 {
 	for (uint32_t i = 0; i < watch->count; i++) {
 		struct pace_rank *rank = &watch->ranks[i];
@@ -469,22 +459,25 @@ static uint32_t microseconds(uint64_t ns)
 	return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
 }
 
-static void add(struct pace_note *note, const struct pace_rank *rank)
+static void add_pace_rank(struct pace_note *note, const struct pace_rank *rank)
 {
 	const uint64_t steps = rank->steps - rank->began_steps, ns = rank->ns - rank->began_ns;
-	const uint64_t now_ns = pace_wait_ns(rank->pid), wait_ns = now_ns > rank->began_wait_ns ? now_ns - rank->began_wait_ns : 0;
+	const uint64_t now_ns = pace_wait_ns(rank->pid);
+	const uint64_t wait_ns = now_ns > rank->began_wait_ns ? now_ns - rank->began_wait_ns : 0;
 
 	note->steps = steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX;
 	note->ranks[note->count++] = (struct pace_rank_note){ .rank = rank->rank, .host_us = microseconds(ns / steps),
 		.own_us = wait_ns < ns ? microseconds((ns - wait_ns) / steps) : 0 };
 }
 
-static bool fill(struct pace_watch *watch, uint32_t world_size, struct pace_note *note)
+static bool fill_pace_note(struct pace_watch *watch, uint32_t world_size, struct pace_note *note)
 {
 	*note = (struct pace_note){ .world_size = world_size };
-	for (; watch->next < watch->count && note->count < PACE_RANKS_MAX; watch->next++)
-		if (is_in_window(&watch->ranks[watch->next]) && watch->ranks[watch->next].steps > watch->ranks[watch->next].began_steps)
-			add(note, &watch->ranks[watch->next]);
+	for (; watch->next < watch->count && note->count < PACE_RANKS_MAX; watch->next++) {
+		const struct pace_rank *rank = &watch->ranks[watch->next];
+		if (is_in_window(rank) && rank->steps > rank->began_steps)
+			add_pace_rank(note, rank);
+	}
 	return note->count > 0;
 }
 
@@ -493,15 +486,15 @@ bool pace_next_note(struct pace_watch *watch, uint32_t world_size, uint64_t now_
 	bool none, filled;
 
 	if (watch->next >= watch->count) {
-		const bool complete = is_complete(watch, (now_ns - watch->window_ns) / ns_per_ms, &none);
+		const bool complete = is_complete(watch, (now_ns - watch->window_ns) / NS_PER_MS, &none);
 		if (none)
-			begin(watch, now_ns);
+			begin_window(watch, now_ns);
 		if (!complete)
 			return false;
 		watch->next = 0;
 	}
-	filled = fill(watch, world_size, note);
+	filled = fill_pace_note(watch, world_size, note);
 	if (watch->next >= watch->count)
-		begin(watch, now_ns);
+		begin_window(watch, now_ns);
 	return filled;
 }

@@ -11,7 +11,6 @@
 #include "spank/node/flight.h"
 #include "spank/node/stall.h"
 #include "spank/node/supervise.h"
-#include "spank/wire/notes.h"
 #include "spank/wire/relay.h"
 #include "watch/progress.h"
 

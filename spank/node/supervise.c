@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/node/supervise.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 #include "base/clock.h"
 #include "spank/base/child.h"
 #include "spank/base/worker.h"
+#include "spank/identity/identity.h"
 #include "spank/node/stall.h"
 #include "spank/wire/judge.h"
 #include "spank/wire/progress_page.h"
@@ -36,7 +38,8 @@ static size_t shared_bytes(uint32_t local_tasks)
    file's size is fixed: a task cannot cut it short under the reader. */
 static int make_progress_file(uint32_t local_tasks, uid_t owner)
 {
-	const struct ddp_record_place place = { .magic = DDP_RECORD_MAGIC, .version = DDP_RECORD_VERSION, .tasks = local_tasks };
+	const struct ddp_record_place place = { .magic = DDP_RECORD_MAGIC, .version = DDP_RECORD_VERSION,
+		                                .tasks = local_tasks };
 	int high, fd = memfd_create("ddp_progress", MFD_ALLOW_SEALING);
 
 	if (fd < 0)
@@ -94,6 +97,17 @@ void supervise_end(struct supervise *supervise)
 	free(supervise->pids);
 	free(supervise->reaped);
 	*supervise = (struct supervise){ .progress_fd = -1, .agents = { .news = -1 } };
+}
+
+void supervise_note_place(struct supervise_shared *shared, char *const *environment)
+{
+	const char *address = environment_get(environment, "SLURM_LAUNCH_NODE_IPADDR");
+	const char *node = environment_get(environment, "SLURMD_NODENAME");
+
+	if (shared != NULL && address != NULL && strlen(address) < sizeof(shared->srun_address))
+		memcpy(shared->srun_address, address, strlen(address));
+	if (shared != NULL && node != NULL && strlen(node) < sizeof(shared->node))
+		memcpy(shared->node, node, strlen(node));
 }
 
 bool supervise_tell_once(struct supervise *supervise)
@@ -238,7 +252,7 @@ void supervise_leave(struct supervise *supervise)
 }
 
 /* Whether the task's program is one of the former generation, too. */
-static bool stays(const struct supervise *supervise, uint32_t local_task)
+static bool program_stays(const struct supervise *supervise, uint32_t local_task)
 {
 	return atomic_load(&supervise->agents.shared->agent[local_task].stays) &&
 	       agents_child_runs(&supervise->agents, local_task);
@@ -253,7 +267,7 @@ void supervise_begin_again(struct supervise *supervise, uint32_t generation, uin
 		struct supervise_task *task = &shared->task[i];
 		supervise->reaped[i] = (struct task_reaped){ .ns = 0 };
 		task->rank = ranks[i];
-		if (stays(supervise, i)) {
+		if (program_stays(supervise, i)) {
 			forget_survival(supervise, i);
 		} else {
 			clear_page(supervise, i);
@@ -370,20 +384,7 @@ enum task_state supervise_state(const struct supervise *supervise, uint32_t loca
    there is nothing. */
 static const char *read_stat(pid_t pid, char *text, size_t bytes)
 {
-	char path[64];
-	ssize_t got;
-	int fd;
-
-	if (pid <= 0)
-		return NULL;
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return NULL;
-	got = read(fd, text, bytes - 1);
-	close(fd);
-	text[got > 0 ? got : 0] = '\0';
-	return strrchr(text, ')');
+	return pid > 0 && proc_read(text, bytes, "/proc/%d/stat", (int)pid) > 0 ? strrchr(text, ')') : NULL;
 }
 
 struct supervise_process supervise_process_of(pid_t pid)
@@ -472,4 +473,123 @@ struct supervise_ends supervise_count_ends(const struct supervise *supervise)
 		ends.any_failed |= is_failure(end);
 	}
 	return ends;
+}
+
+/* ---- memory ---- */
+
+#define OLD_FILE "memory.oom_control"
+
+/* The part of a list such as "cpu,memory" up to ':' that is "memory". */
+static bool lists_memory(const char *list)
+{
+	static const char word[] = "memory";
+	size_t length = sizeof(word) - 1;
+
+	for (; *list != '\0' && *list != ':' && *list != '\n'; list++) {
+		if (strncmp(list, word, length) == 0 && (list[length] == ':' || list[length] == ','))
+			return true;
+		list += strcspn(list, ",:\n");
+		if (*list != ',')
+			break;
+	}
+	return false;
+}
+
+/* The length of the part of "/.../step_0/user/task_1" up to the step, below which all tasks are. */
+static size_t step_length(const char *path)
+{
+	size_t length = strcspn(path, "\n");
+	const char *step = memmem(path, length, "/step_", 6);
+
+	return step != NULL ? (size_t)(step - path) + 1 + strcspn(step + 1, "/\n") : length;
+}
+
+/* A line is HIERARCHY:CONTROLLERS:PATH; version 2 has hierarchy 0 and no list. */
+bool memory_find(const char *cgroups, char path[MEMORY_PATH_MAX])
+{
+	const char *found = NULL;
+	bool old = false;
+	int length;
+
+	for (const char *line = cgroups; line != NULL && *line != '\0'; line++) {
+		const char *list = line + strcspn(line, ":\n");
+		if (*list == ':' && strncmp(line, "0::", 3) == 0 && !old)
+			found = line + 3;
+		if (*list == ':' && lists_memory(list + 1)) {
+			list += 1 + strcspn(list + 1, ":\n");
+			found = *list == ':' ? list + 1 : found;
+			old = *list == ':';
+		}
+		line = strchr(line, '\n');
+		if (line == NULL)
+			break;
+	}
+	if (found == NULL || *found != '/')
+		return false;
+	length = snprintf(path, MEMORY_PATH_MAX, "/sys/fs/cgroup%s%.*s/%s", old ? "/memory" : "",
+	                  (int)step_length(found), found, old ? OLD_FILE : "memory.events");
+	return length > 0 && length < MEMORY_PATH_MAX;
+}
+
+uint64_t memory_kills(const char *events)
+{
+	static const char name[] = "oom_kill ";
+
+	for (const char *line = events; line != NULL && *line != '\0';) {
+		if (strncmp(line, name, sizeof(name) - 1) == 0)
+			return strtoull(line + sizeof(name) - 1, NULL, 10);
+		line = strchr(line, '\n');
+		line = line != NULL ? line + 1 : NULL;
+	}
+	return 0;
+}
+
+/* Version 2 counts a kill in all groups above, and version 1 only in the task's own group. */
+static uint64_t kills_below(const char *path, size_t length)
+{
+	char folder[MEMORY_PATH_MAX], text[4096];
+	const struct dirent *entry;
+	uint64_t sum = 0;
+	DIR *step;
+
+	snprintf(folder, sizeof(folder), "%.*s", (int)length, path);
+	step = opendir(folder);
+	while (step != NULL && (entry = readdir(step)) != NULL) {
+		if (strncmp(entry->d_name, "task_", 5) == 0 &&
+		    proc_read(text, sizeof(text), "%s%.40s/" OLD_FILE, folder, entry->d_name) > 0)
+			sum += memory_kills(text);
+	}
+	if (step != NULL)
+		closedir(step);
+	return sum;
+}
+
+static bool count_kills(const char *path, uint64_t *kills)
+{
+	const char *name = strrchr(path, '/');
+	char text[4096];
+
+	if (name == NULL || proc_read(text, sizeof(text), "%s", path) == 0)
+		return false;
+	*kills = memory_kills(text);
+	if (strcmp(name + 1, OLD_FILE) == 0)
+		*kills += kills_below(path, (size_t)(name - path) + 1);
+	return true;
+}
+
+void memory_start(struct memory_watch *watch, pid_t pid)
+{
+	char text[4096];
+
+	*watch = (struct memory_watch){ .path = "" };
+	if (proc_read(text, sizeof(text), "/proc/%d/cgroup", (int)pid) == 0 || !memory_find(text, watch->path) ||
+	    !count_kills(watch->path, &watch->kills))
+		watch->path[0] = '\0';
+}
+
+bool memory_ran_out(const struct memory_watch *watch)
+{
+	uint64_t kills;
+
+	return watch->path[0] != '\0' && count_kills(watch->path, &kills) && kills > watch->kills;
 }

@@ -5,16 +5,43 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 #include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
-#include "spank/node/memory.h"
 #include "spank/witness/agent.h"
 #include "spank/witness/rings.h"
 #include "spank/witness/witness.h"
 #include "watch/progress.h"
+
+/* ---- memory ---- */
+
+/* Whether the kernel has killed a process of a step's cgroups because its memory was used up. It is read as
+   root, from the kernel's files only. If there is no such cgroup, or it is mounted elsewhere, the answer is not
+   known. */
+enum { MEMORY_PATH_MAX = 512 };
+
+struct memory_watch {
+	char path[MEMORY_PATH_MAX]; /* of the file that counts; "": unknown */
+	uint64_t kills;             /* so far */
+};
+
+/* Begins to watch the cgroup in which the process is: its step's, with all tasks, if SLURM has made one. */
+void memory_start(struct memory_watch *watch, pid_t pid);
+
+/* Whether there was a kill since. */
+bool memory_ran_out(const struct memory_watch *watch);
+
+/* From the text of /proc/PID/cgroup, the path of the file, for a kernel with
+   memory of version 1 or 2; false if there is none, or it is too long. */
+bool memory_find(const char *cgroups, char path[MEMORY_PATH_MAX]);
+
+/* The number behind "oom_kill " at the start of a line; 0 without one. */
+uint64_t memory_kills(const char *events);
+
+/* ---- tasks ---- */
 
 struct supervise_task {
 	uint32_t rank;  /* UINT32_MAX: not known yet */
@@ -75,6 +102,10 @@ struct supervise {
 bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
                      struct error *error);
 void supervise_end(struct supervise *supervise);
+
+/* Notes where the node's srun is, and the node's name, by which srun takes a task's error for a sign of its node. SLURM
+   puts both into a task's environment, and slurmstepd does not see that before. `shared` may be NULL. */
+void supervise_note_place(struct supervise_shared *shared, char *const *environment);
 
 /* True for the first of the node to say what is wrong, a task or slurmstepd, which then
    says when it is done. Tasks that cannot start wait for it, CONNECT_MS and REPLY_MS at

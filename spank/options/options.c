@@ -292,8 +292,8 @@ static const struct option options[] = {
 	  .expects = "no value, yes, no, or the path of the folder with slurm_ddp, at most 254 bytes",
 	  .variable = "DDP_PYTHON", .tell = tell_python },
 	/* NCCL takes a comma for the next plugin. */
-	{ .name = "nccl-net", .read = read_plugin, FIELD(nccl_net), .path = offsetof(struct settings, nccl_net_path), .splits = ',',
-	  .expects = "no value, yes, no, or the path of libnccl-net-ddpucx.so, at most 254 bytes" },
+	{ .name = "nccl-net", .read = read_plugin, FIELD(nccl_net), .path = offsetof(struct settings, nccl_net_path),
+	  .splits = ',', .expects = "no value, yes, no, or the path of libnccl-net-ddpucx.so, at most 254 bytes" },
 	{ .name = "on-failure", .read = read_word, FIELD(kill_on_failure), .words = { "continue", "kill" },
 	  .expects = "kill or continue" },
 	{ .name = "grace", .read = read_count, FIELD(grace_seconds), .most = SECONDS_MAX,
@@ -340,6 +340,11 @@ void settings_init(struct settings *settings)
 		.refuse_absent = true,
 		.silence_seconds = SILENCE_BY_DEFAULT,
 	};
+}
+
+void settings_drop_restart(struct settings *settings)
+{
+	settings->restarts = settings->spares = settings->min_nodes = 0;
 }
 
 uint32_t settings_silence_ms(const struct settings *settings)

@@ -58,6 +58,9 @@ struct settings {
 /* The built-in defaults. */
 void settings_init(struct settings *settings);
 
+/* The step is not restarted: clears restart= and what goes with it. */
+void settings_drop_restart(struct settings *settings);
+
 /* After how many milliseconds of silence a node counts as lost; 0: nobody looks for it. */
 uint32_t settings_silence_ms(const struct settings *settings);
 

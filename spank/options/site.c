@@ -53,10 +53,8 @@ static bool adjust_restart(struct settings *settings, uint32_t locked, struct er
 			                 is_locked ? ", which this site has locked," : "");
 		settings->kill_on_failure = true;
 	}
-	if (!settings->kill_on_failure)
-		settings->restarts = 0;
-	if (settings->restarts == 0)
-		settings->spares = settings->min_nodes = 0;
+	if (!settings->kill_on_failure || settings->restarts == 0)
+		settings_drop_restart(settings);
 	/* A stall is a failure like others, unless the user says otherwise. */
 	if (settings->restarts > 0 && !option_given(settings, "stall-action"))
 		settings->kill_on_stall = true;

@@ -11,37 +11,34 @@
 
 #include "spank/base/worker.h"
 #include "spank/identity/nodelist.h"
-#include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/query.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* False: slurmctld does not tell the comment, or it is too long to be kept whole. */
-static bool read_comment(uint32_t job_id, size_t most, char before[COMMENT_MAX], char name[ASK_JOB_NAME_MAX])
+static bool read_comment(uint32_t job_id, size_t most, char before[COMMENT_MAX], char name[QUERY_JOB_NAME_MAX])
 {
-	job_info_msg_t *jobs = ask_jobs(job_id);
-	bool whole = false;
+	job_info_msg_t *jobs = query_jobs(job_id);
+	const job_info_t *job = query_job_in(jobs, job_id);
+	const char *text = job != NULL && job->comment != NULL ? job->comment : "";
+	bool whole = job != NULL && strlen(text) < most && strlen(text) < COMMENT_MAX;
 
-	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
-		const job_info_t *job = &jobs->job_array[i];
-		const char *text = job->comment != NULL ? job->comment : "";
-		if (job->job_id != job_id || strlen(text) >= most || strlen(text) >= COMMENT_MAX)
-			continue;
-		whole = true;
+	if (whole) {
 		memcpy(before, text, strlen(text) + 1);
-		ask_name_job(job, name);
+		query_job_name(job, name);
 	}
-	ask_free_jobs(jobs);
+	query_free_jobs(jobs);
 	return whole;
 }
 
 int comment_change(uint32_t job_id, size_t most, comment_edit *edit, const void *about)
 {
-	char before[COMMENT_MAX], after[2 * COMMENT_MAX], name[ASK_JOB_NAME_MAX];
+	char before[COMMENT_MAX], after[2 * COMMENT_MAX], name[QUERY_JOB_NAME_MAX];
 	int code = -1;
 
 	pthread_mutex_lock(&lock);
 	if (read_comment(job_id, most, before, name) && edit(about, before, after, sizeof(after)))
-		code = ask_to_change(name, NULL, after, false);
+		code = change_job(name, NULL, after, false);
 	pthread_mutex_unlock(&lock);
 	return code;
 }
@@ -86,7 +83,7 @@ static bool add_event(const void *about, const char *before, char *after, size_t
 	return event_comment(about, before, after, bytes);
 }
 
-static void work(void)
+static void write_notes(void)
 {
 	char text[SENTENCE_MAX], node[HOST_NAME_MAX_BYTES];
 	struct event event;
@@ -126,7 +123,7 @@ void comment_add_failure(const struct event *event)
 	if (!note.works && note.started && worker_join(&note.worker, END_MS))
 		note.started = false;
 	if (!note.works && !note.started)
-		note.started = note.works = worker_start(&note.worker, work);
+		note.started = note.works = worker_start(&note.worker, write_notes);
 	pthread_mutex_unlock(&note.lock);
 }
 

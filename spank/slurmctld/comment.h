@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/wire/event.h"
+#include "spank/wire/report.h"
 
 /* Writes the comment with the note to `after`. False: there is none, or it does not fit. */
 typedef bool comment_edit(const void *about, const char *before, char *after, size_t bytes);

@@ -19,8 +19,8 @@
 
 #include "base/clock.h"
 #include "spank/base/worker.h"
-#include "spank/slurmctld/ask.h"
 #include "spank/slurmctld/comment.h"
+#include "spank/slurmctld/query.h"
 #include "spank/slurmctld/requeue_judge.h"
 
 enum {
@@ -35,7 +35,7 @@ enum {
 /* slurmctld tells this, besides the facts that are judged. */
 struct job_news {
 	struct requeue_job job;
-	char name[ASK_JOB_NAME_MAX];
+	char name[QUERY_JOB_NAME_MAX];
 	time_t ends_at; /* 0: never */
 };
 
@@ -85,7 +85,7 @@ static enum requeue_state state_of(const job_info_t *job)
 /* OverTimeLimit of slurm.conf lets jobs run on. */
 static time_t end_of(const job_info_t *job)
 {
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 	uint16_t over = conf != NULL ? conf->over_time_limit : 0;
 
 	if (job->end_time == 0 || job->time_limit == INFINITE || over == INFINITE16)
@@ -108,26 +108,27 @@ static void read_job(const job_info_t *job, struct job_news *news)
 	};
 	if (job->restart_cnt > 0)
 		requeue_read_note(job->comment, job->restart_cnt - 1u, &news->job.before);
-	ask_name_job(job, news->name);
+	query_job_name(job, news->name);
 }
 
 /* 0, or Slurm's reason. */
 static int look_once(struct job_news *news)
 {
+	const job_info_t *job;
 	job_info_msg_t *jobs;
-	bool found = false;
+	int code = ESLURM_INVALID_JOB_ID;
 
 	errno = 0;
-	jobs = ask_jobs(requeue.job_id);
+	jobs = query_jobs(requeue.job_id);
 	if (jobs == NULL)
 		return errno != 0 ? errno : ESLURM_INVALID_JOB_ID;
-	for (uint32_t i = 0; !found && i < jobs->record_count; i++) {
-		found = jobs->job_array[i].job_id == requeue.job_id;
-		if (found)
-			read_job(&jobs->job_array[i], news);
+	job = query_job_in(jobs, requeue.job_id);
+	if (job != NULL) {
+		read_job(job, news);
+		code = 0;
 	}
-	ask_free_jobs(jobs);
-	return found ? 0 : ESLURM_INVALID_JOB_ID;
+	query_free_jobs(jobs);
+	return code;
 }
 
 /* ---- what it is asked for -------------------------------------------------------- */
@@ -137,7 +138,7 @@ static int ask_once(const struct job_news *news)
 {
 	__typeof__(slurm_requeue2) *ask;
 	job_array_resp_msg_t *answer = NULL;
-	char name[ASK_JOB_NAME_MAX];
+	char name[QUERY_JOB_NAME_MAX];
 	int code;
 
 	*(void **)&ask = dlsym(RTLD_DEFAULT, "slurm_requeue2");
@@ -146,7 +147,7 @@ static int ask_once(const struct job_news *news)
 	snprintf(name, sizeof(name), "%s", news->name);
 	errno = 0;
 	code = ask(name, news->job.state == REQUEUE_RUNS ? JOB_RUNNING : 0, &answer);
-	return ask_take_answer(code, answer);
+	return query_answer_code(code, answer);
 }
 
 struct run {
@@ -200,17 +201,17 @@ static int judge_and_ask(const struct requeue_step *step)
 		return code;
 	if (!requeue_judge(step, &news.job, text)) {
 		if (text[0] != '\0')
-			ask_to_say(text);
+			print_to_user(text);
 		return 0;
 	}
 	if (!news.job.held)
 		leave_note(step, &news);
-	code = news.job.held ? ask_to_change(news.name, NULL, NULL, true) : ask_once(&news);
+	code = news.job.held ? change_job(news.name, NULL, NULL, true) : ask_once(&news);
 	/* The line is written at once, because srun may be killed with the script. */
 	if (code == 0)
-		ask_to_say(text);
+		print_to_user(text);
 	if (code == 0 && was_cancelled(&news))
-		ask_to_say("the job is not requeued after all: it was cancelled meanwhile");
+		print_to_user("the job is not requeued after all: it was cancelled meanwhile");
 	else if (code == 0)
 		atomic_store(&requeue.requeued, true);
 	return code == ESLURM_JOB_PENDING ? 0 : code;
@@ -248,13 +249,13 @@ static bool says_why_not(const struct job_news *news)
 	if (!requeue_is_impossible(&requeue.step, &news->job, text))
 		return false;
 	if (text[0] != '\0')
-		ask_to_say(text);
+		print_to_user(text);
 	return true;
 }
 
 /* At its time limit the batch script, and with it this srun, ends before the tasks have saved. So srun asks a little
    earlier: Slurm then ends the tasks in the same way, by SIGTERM and KillWait later SIGKILL. */
-static void watch(void)
+static void watch_time_limit(void)
 {
 	struct job_news news;
 	bool first = true;
@@ -289,20 +290,17 @@ void requeue_begin(uint32_t job_id, uint32_t allowed, bool given)
 	requeue.step = (struct requeue_step){ .allowed = allowed, .given = given };
 	requeue.began_ns = ddp_now_ns();
 	requeue.closing = eventfd(0, EFD_CLOEXEC);
-	requeue.watches = requeue.closing >= 0 && worker_start(&requeue.worker, watch);
+	requeue.watches = requeue.closing >= 0 && worker_start(&requeue.worker, watch_time_limit);
 	if (!requeue.watches)
 		slurm_error("ddp: requeue= does not heed the time limit: cannot start a thread: %s", strerror(errno));
 }
 
 void requeue_end_watch(void)
 {
-	const uint64_t one = 1;
-
 	if (requeue.process != getpid() || requeue.ended_ns != 0)
 		return;
 	requeue.ended_ns = ddp_now_ns();
-	/* An eventfd always takes this write. */
-	if (requeue.watches && write(requeue.closing, &one, sizeof(one)) != (ssize_t)sizeof(one))
+	if (requeue.watches && !eventfd_raise(requeue.closing))
 		slurm_debug("ddp: cannot end the thread that waits for the time limit: %s", strerror(errno));
 }
 

@@ -13,7 +13,7 @@
 static const char note_begin[] = "[ddp: run ", at_once[] = " failed at once]", in_step[] = " failed in step ",
                   without_step[] = " failed without a step after ";
 
-static bool say(char text[REQUEUE_TEXT_MAX], const char *words)
+static bool write_words(char text[REQUEUE_TEXT_MAX], const char *words)
 {
 	snprintf(text, REQUEUE_TEXT_MAX, "%s", words);
 	return false;
@@ -104,11 +104,11 @@ bool requeue_judge(const struct requeue_step *step, const struct requeue_job *jo
 	if (job->state == REQUEUE_WAITS)
 		return job->held && judge_held(step, job, text);
 	if (job->state == REQUEUE_CANCELLED)
-		return say(text, "the job is not requeued: it was cancelled");
+		return write_words(text, "the job is not requeued: it was cancelled");
 	if (job->state == REQUEUE_OVER)
-		return say(text, "the job is not requeued: it has ended");
+		return write_words(text, "the job is not requeued: it has ended");
 	if (!ended_for_a_reason(step, job))
-		return say(text, "the job is not requeued: the step was cancelled, or has not started");
+		return write_words(text, "the job is not requeued: the step was cancelled, or has not started");
 	if (requeue_is_impossible(step, job, text) || is_too_often(step, job, &sink))
 		return false;
 	say_why(step, job, &sink);
@@ -125,10 +125,10 @@ bool requeue_is_impossible(const struct requeue_step *step, const struct requeue
 	if (!step->given)
 		return true;
 	if (job->batch)
-		say(text, "the job is not requeued: SLURM does not allow it (--no-requeue, or JobRequeue=0 in "
+		write_words(text, "the job is not requeued: SLURM does not allow it (--no-requeue, or JobRequeue=0 in "
 		          "slurm.conf); sbatch --requeue does");
 	else
-		say(text, "requeue= has no effect here: SLURM can requeue jobs of sbatch only");
+		write_words(text, "requeue= has no effect here: SLURM can requeue jobs of sbatch only");
 	return true;
 }
 

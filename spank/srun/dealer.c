@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/srun/dealer.h"
 
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/wait.h>
 
 #include "base/clock.h"
@@ -18,10 +16,7 @@
 
 enum {
 	CLOSED_MS = 1500, /* a node that is there has opened another connection by then */
-	KEY_BYTES = DEAL_KEY_DIGITS / 2,
 };
-
-#define NS_PER_MS 1000000ull
 
 /* A link, by its number, and its node. */
 struct dealt_link {
@@ -174,7 +169,7 @@ void dealer_take_frame(uint32_t link, const struct frame *frame)
 }
 
 /* The plan asks which nodes have spoken lately. */
-static void tell_when_heard(void)
+static void note_last_signs(void)
 {
 	const struct links_node *from;
 
@@ -183,7 +178,7 @@ static void tell_when_heard(void)
 }
 
 /* The node has not joined, so the first generation cannot begin. */
-static void end_without(const struct links_node *from, bool silent, uint64_t now_ns)
+static void end_unjoined(const struct links_node *from, bool silent, uint64_t now_ns)
 {
 	char text[512];
 	struct sink sink = sink_on(text, sizeof(text));
@@ -205,9 +200,9 @@ static void lose_silent(uint32_t link, uint64_t now_ns)
 {
 	const struct links_node *from = links_node(relay_links(), link);
 
-	tell_when_heard();
+	note_last_signs();
 	if (node_of(link) == ROSTER_NONE)
-		end_without(from, true, now_ns);
+		end_unjoined(from, true, now_ns);
 	else
 		plan_silent(&dealer.plan, node_of(link), (now_ns - from->heard_ns) / NS_PER_MS, now_ns);
 }
@@ -266,7 +261,7 @@ static uint64_t closed_due(void)
 	return due;
 }
 
-static void look_at_closed(uint64_t now_ns)
+static void end_closed_links(uint64_t now_ns)
 {
 	for (uint32_t i = 0; i < dealer.link_count; i++) {
 		struct dealt_link *dealt = &dealer.links[i];
@@ -279,7 +274,7 @@ static void look_at_closed(uint64_t now_ns)
 		if (from->cut)
 			lose_silent(i, now_ns);
 		else if (dealt->node == ROSTER_NONE)
-			end_without(from, false, now_ns);
+			end_unjoined(from, false, now_ns);
 		else
 			plan_gone(&dealer.plan, dealt->node, now_ns);
 	}
@@ -358,29 +353,13 @@ static const char *name_at(const void *roster, uint32_t node_rank)
 	return node != ROSTER_NONE ? ((const struct roster *)roster)->nodes[node].name : "";
 }
 
-static bool make_key(void)
-{
-	unsigned char bytes[KEY_BYTES];
-	ssize_t got;
-
-	do {
-		got = getrandom(bytes, sizeof(bytes), 0);
-	} while (got < 0 && errno == EINTR);
-	if (got != (ssize_t)sizeof(bytes))
-		return false;
-	for (int i = 0; i < KEY_BYTES; i++)
-		snprintf(dealer.key + 2 * i, 3, "%02x", bytes[i]);
-	explicit_bzero(bytes, sizeof(bytes));
-	return true;
-}
-
 /* Each generation has a key of its own, so a rank of an older one cannot take part in it. */
 static void begin_generation(void)
 {
 	struct plan_failure failure = { .rank = ROSTER_NONE, .stopping = true };
 
 	relay_begin_generation(dealer.plan.generation);
-	if (!make_key())
+	if (!deal_make_key(dealer.key))
 		failure.text = "srun cannot make a new key";
 	else if (!nodelist_write(dealer.nodes, sizeof(dealer.nodes), dealer.plan.roster.active, name_at,
 	                         &dealer.plan.roster))
@@ -519,7 +498,7 @@ static void act(uint64_t now_ns)
 
 	if (!atomic_load(&dealer.begun))
 		return;
-	look_at_closed(now_ns);
+	end_closed_links(now_ns);
 	look_who_is_back();
 	while (plan_act(&dealer.plan, now_ns, &action))
 		take_action(&action);

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "spank/base/bytes.h"
 
 enum {
@@ -22,8 +23,6 @@ enum {
 	SPARE_DESCRIPTORS = 512,
 	PORTS_BYTES = UINT16_MAX / 8 + 1, /* a bit for each port */
 };
-
-#define NS_PER_MS 1000000ull
 
 void links_start(struct links *links, const unsigned char secret[SIPHASH_KEY_BYTES], uint32_t silence_ms,
                  const struct links_actions *actions)
@@ -53,7 +52,7 @@ const struct links_node *links_node(const struct links *links, uint32_t node)
 static void raise_event(const struct links *links, uint32_t node, enum links_event event)
 {
 	if (links->actions.event != NULL)
-		links->actions.event(links->actions.about, node, event);
+		links->actions.event(node, event);
 }
 
 /* ---- a node comes ------------------------------------------------------------------------ */
@@ -70,7 +69,7 @@ static void raise_limit(const struct links *links)
 	(void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-static struct links_node *find(const struct links *links, uint64_t mark, uint32_t *node)
+static struct links_node *find_node_of_mark(const struct links *links, uint64_t mark, uint32_t *node)
 {
 	for (uint32_t i = 0; i < links->count; i++) {
 		if (links->nodes[i]->mark == mark) {
@@ -82,7 +81,7 @@ static struct links_node *find(const struct links *links, uint64_t mark, uint32_
 }
 
 /* NULL without memory. */
-static struct links_node *add(struct links *links, uint64_t mark, uint32_t *node)
+static struct links_node *add_node_of_mark(struct links *links, uint64_t mark, uint32_t *node)
 {
 	struct links_node **larger, *added;
 	uint32_t room = links->room > 0 ? links->room : 16;
@@ -202,12 +201,12 @@ bool links_adopt(struct links *links, int fd, const struct relay *relay, const s
 		return false;
 	if (links->ready < 0)
 		links->ready = epoll_create1(EPOLL_CLOEXEC);
-	of = find(links, mark, &node);
+	of = find_node_of_mark(links, mark, &node);
 	is_new = of == NULL;
 	if (links->ready < 0 || (of != NULL && (of->lost || number < of->number)))
 		return false;
 	if (is_new)
-		of = add(links, mark, &node);
+		of = add_node_of_mark(links, mark, &node);
 	if (of == NULL)
 		return false;
 	/* The bytes that the old connection has brought count as read. */
@@ -259,7 +258,7 @@ static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
 			continue;
 		any_numbered = true;
 		if (links->actions.take != NULL)
-			links->actions.take(links->actions.about, node, &frame);
+			links->actions.take(node, &frame);
 	}
 	if (any)
 		note_sign_of_life(links, node, now_ns);

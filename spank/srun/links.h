@@ -24,7 +24,7 @@ enum links_event {
 	LINK_SPOKE,  /* after its silence */
 	LINK_CLOSED, /* it has ended the connection without a good-bye; it may open another one */
 	LINK_BYE,    /* its tasks have ended */
-	LINK_ALL_SILENT, /* all nodes that count are silent, and they are several: once, until one of them speaks; of one of them */
+	LINK_ALL_SILENT, /* all nodes that count are silent, and they are several: once, until one speaks; of one of them */
 };
 
 /* One node of the step, or of a component of it. */
@@ -44,10 +44,9 @@ struct links_node {
 };
 
 struct links_actions {
-	void (*event)(void *about, uint32_t node, enum links_event event);
+	void (*event)(uint32_t node, enum links_event event);
 	/* A frame of at least FRAME_NEWS has come; or NULL. It may call links_send(). */
-	void (*take)(void *about, uint32_t node, const struct frame *frame);
-	void *about;
+	void (*take)(uint32_t node, const struct frame *frame);
 };
 
 struct links {

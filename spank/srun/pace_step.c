@@ -97,7 +97,7 @@ static bool is_slow(const struct pace_step *step, const struct pace_told *told, 
 	return is_above(told->own_us, own_us, percent) && is_above(told->host_us, step->median_us, percent);
 }
 
-static void judge(struct pace_step *step, struct pace_told *told, uint32_t own_us)
+static void judge_rank(struct pace_step *step, struct pace_told *told, uint32_t own_us)
 {
 	const bool slow = is_slow(step, told, own_us, step->percent);
 	/* Between the two limits nothing changes. */
@@ -122,7 +122,7 @@ static void judge_round(struct pace_step *step)
 	for (uint32_t i = 0; i < step->world_size; i++) {
 		struct pace_told *told = &step->ranks[i];
 		if (told->windows > 0)
-			judge(step, told, own_us);
+			judge_rank(step, told, own_us);
 		told->windows = 0;
 	}
 	step->fresh = 0;
@@ -181,8 +181,8 @@ bool pace_step_say(struct pace_step *step, struct sink *sink)
 		return false;
 	node = first->node;
 	first = add_ranks(step, node, sink, &count);
-	sink_add(sink, " on %s compute%s %.1f times as long as the median of %u ranks: %.1f ms a step, and the median is %.1f ms, "
-	         "over %u steps", step->nodes[node - 1], count > 1 ? "" : "s",
+	sink_add(sink, " on %s compute%s %.1f times as long as the median of %u ranks: %.1f ms a step, and the median is %.1f "
+	         "ms, over %u steps", step->nodes[node - 1], count > 1 ? "" : "s",
 	         (double)first->host_us / (step->median_us > 0 ? step->median_us : 1), step->known, first->host_us / 1e3,
 	         step->median_us / 1e3, first->slow_steps);
 	for (uint32_t i = 0; i < step->world_size; i++)

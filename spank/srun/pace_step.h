@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "spank/base/text.h"
-#include "spank/wire/notes.h"
+#include "spank/wire/relay.h"
 
 enum { PACE_ROUNDS = 3, PACE_LEAST_US = 1000 }; /* a difference below that in a step is none */
 

@@ -86,7 +86,7 @@ void replay_guard_end(struct replay_guard *guard)
 	*guard = (struct replay_guard){ .nodes = NULL };
 }
 
-static void drop(struct peers *peers, int index)
+static void drop_peer(struct peers *peers, int index)
 {
 	if (peers->item[index].fd >= 0)
 		close(peers->item[index].fd);
@@ -120,7 +120,7 @@ void peers_accept(struct peers *peers, int listener, peers_take take)
 		if (fd < 0 && !(no_room && peers->count > 0))
 			return;
 		if (no_room || peers->count == PEERS_MAX)
-			drop(peers, 0);
+			drop_peer(peers, 0);
 		if (fd < 0)
 			continue;
 		struct peer *peer = &peers->item[peers->count++];
@@ -128,7 +128,7 @@ void peers_accept(struct peers *peers, int listener, peers_take take)
 		peer->got = 0;
 		peer->deadline_ns = ddp_now_ns() + (uint64_t)REPLY_MS * 1000000;
 		if (!read_peer(peer, take))
-			drop(peers, peers->count - 1);
+			drop_peer(peers, peers->count - 1);
 	}
 }
 
@@ -146,7 +146,7 @@ void peers_serve(struct peers *peers, const struct pollfd *ready, int count, pee
 	/* From the last on: one that goes moves those behind it. */
 	for (int i = count - 1; i >= 0; i--)
 		if ((ready[i].revents != 0 && !read_peer(&peers->item[i], take)) || peers->item[i].deadline_ns <= now)
-			drop(peers, i);
+			drop_peer(peers, i);
 }
 
 uint64_t peers_due(const struct peers *peers)
@@ -157,7 +157,7 @@ uint64_t peers_due(const struct peers *peers)
 void peers_end(struct peers *peers)
 {
 	while (peers->count > 0)
-		drop(peers, peers->count - 1);
+		drop_peer(peers, peers->count - 1);
 }
 
 /* ---- the port ------------------------------------------------------------------- */

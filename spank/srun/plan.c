@@ -5,10 +5,9 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "spank/launch/preflight.h"
+#include "base/clock.h"
+#include "spank/identity/nodelist.h"
 #include "spank/srun/succession.h"
-
-#define NS_PER_MS 1000000ull
 
 bool plan_start(struct plan *plan, const struct plan_policy *policy, uint32_t nodes, uint32_t tasks)
 {
@@ -153,7 +152,7 @@ void plan_join(struct plan *plan, const struct deal_join *join, const char *name
 	if (why != NULL)
 		refuse(plan, name, why);
 	else if (plan->phase == PLAN_JOINING)
-		plan->roster.nodes[join->node_id].suspect |= preflight_step_lists(plan->policy.odd_nodes, name);
+		plan->roster.nodes[join->node_id].suspect |= names_have(plan->policy.odd_nodes, name);
 	if (plan->phase != PLAN_JOINING)
 		return;
 	plan_heard(plan, join->node_id, now_ns);
@@ -451,7 +450,9 @@ static uint64_t time_due(const struct plan *plan)
 
 uint64_t plan_due(const struct plan *plan)
 {
-	return plan->says || plan->begins || plan->ends || plan->succeeds || roster_owes(&plan->roster, plan->cursor) ? 0 : time_due(plan);
+	if (plan->says || plan->begins || plan->ends || plan->succeeds || roster_owes(&plan->roster, plan->cursor))
+		return 0;
+	return time_due(plan);
 }
 
 /* Loses nodes whose ranks could not be ended. */

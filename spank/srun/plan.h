@@ -23,7 +23,7 @@ enum {
 	PLAN_CLEAR_MS = 60000,  /* a node that has not ended its ranks by then is lost, as for Slurm (UnkillableStepTimeout) */
 	PLAN_SPARE_MS = 100,    /* a spare that is there answers within it */
 	PLAN_GONE_MS = AGENTS_ASK_MS + 1000, /* agents without a slurmstepd have ended everything by then */
-	PLAN_ALONE_MS = 20000,  /* so long srun waits at least for its nodes, if it reaches none; agents wait for srun likewise */
+	PLAN_ALONE_MS = 20000,  /* so long srun waits at least for its nodes, if it reaches none; agents wait likewise */
 	PLAN_LEAVE_MS = 10000,  /* after QUIT a node's tasks end within it */
 	PLAN_PORTS = 8,         /* so many ports that are taken cost no restart */
 	PLAN_SETTLE_MS = 400,   /* after the last rank's end its node may still tell why */
@@ -107,7 +107,7 @@ enum plan_kind {
 	PLAN_ALL_ENDED,  /* all ranks have ended, and not all well: plan_fail() or plan_leave() is to be called */
 	PLAN_SUCCESS,    /* all ranks have ended well */
 	PLAN_END_STEP,   /* it has failed, with `text` and `wait_status` */
-	PLAN_ABANDON,    /* the step has ended, except on nodes that are away (roster_is_away()): srun is not to wait for them */
+	PLAN_ABANDON,    /* the step has ended, except on nodes that are away (roster_is_away()): srun waits for none */
 };
 
 struct plan_action {
@@ -126,7 +126,7 @@ struct plan_failure {
 	bool port_taken;     /* rank 0's program was not started, as another program has its port */
 	bool survived;       /* the rank's page says that the other ranks go on */
 	bool stopping;       /* the step was asked to stop, or was sent another signal */
-	const char *damaged; /* the node that has a damaged memory or processor, as ranks have found; NULL: none. An unknown name is no node */
+	const char *damaged; /* the node with a damaged memory or processor, as ranks have found; NULL, or unknown: none */
 };
 
 /* Plans a step with so many nodes and tasks. False without memory, or if the policy does not fit them. */

@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "spank/launch/names.h"
 #include "spank/wire/timeline.h"
 
@@ -19,8 +20,6 @@ enum {
 	SMALL_TASKS = 1024,    /* a look at so many takes some microseconds */
 	LAUNCH_MS = 600000,    /* so long srun waits for the start of all tasks */
 };
-
-#define NS_PER_MS 1000000ull
 
 bool presence_begin(struct presence *presence, uint32_t tasks, uint64_t now_ns)
 {
@@ -231,7 +230,7 @@ struct unheard {
 	struct sink *names; /* or NULL */
 };
 
-static bool note_unheard(void *user, const char *host)
+static bool add_unreported(void *user, const char *host)
 {
 	struct unheard *unheard = user;
 	const struct presence *presence = unheard->presence;
@@ -257,13 +256,13 @@ uint32_t presence_unstarted(const struct presence *presence, uint32_t nodes, con
 	struct error ignored;
 
 	if (presence->tasks == 0 || !nodelist_count(list, &all, &ignored) ||
-	    !nodelist_walk(list, note_unheard, &unheard, &ignored))
+	    !nodelist_walk(list, add_unreported, &unheard, &ignored))
 		return 0;
 	/* The list may be that of a job, of which the step has some nodes. */
 	if (all != nodes)
 		return all - unheard.count < nodes ? nodes - (all - unheard.count) : 0;
 	unheard = (struct unheard){ .presence = presence, .names = names };
-	(void)nodelist_walk(list, note_unheard, &unheard, &ignored);
+	(void)nodelist_walk(list, add_unreported, &unheard, &ignored);
 	if (names != NULL && unheard.named < unheard.count)
 		sink_add(names, " and %u more", unheard.count - unheard.named);
 	return unheard.count;

@@ -18,7 +18,7 @@
 #include "spank/base/end_signal.h"
 #include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
-#include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/query.h"
 #include "spank/srun/dealer.h"
 #include "spank/srun/roster.h"
 #include "spank/wire/relay.h"
@@ -28,7 +28,7 @@
 enum { ADDED = 3, TEXT_MAX = 64, ENVIRONMENT_BYTES = 65536 };
 
 static struct {
-	int input;    /* srun closes its input at the end. -1: it had none, or a pipe, of which srun may have read for the tasks */
+	int input;    /* srun closes its input at the end. -1: it had none, or a pipe, which srun may have read */
 	bool no_pipe;
 	off_t offset; /* where a file was to be read; below 0: it is no file */
 	bool again;  /* this srun is not the first one: */
@@ -199,7 +199,7 @@ static char *stay_of(const char *list, const char *without, const struct relaunc
 static char *exclude_of(const struct relaunch_step *step, const char *without, const struct srun_words *given)
 {
 	const char *own = srun_excluded(given);
-	uint32_t state = ask_state(step->own_job);
+	uint32_t state = query_job_state(step->own_job);
 	char *both = NULL;
 
 	if (srun_nodes(given) != NULL || (own != NULL && strchr(own, '/') != NULL) || state == JOB_CANCELLED ||
@@ -290,7 +290,7 @@ bool relaunch_unstarted(const struct relaunch_step *step, const struct presence 
 static const char *why_no_restart(const struct request *request, const struct restart_policy_facts *facts)
 {
 	const char *mpi = srun_mpi(facts->given, facts->mpi[0] != '\0' ? facts->mpi : NULL);
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 
 	if (facts->later_component || srun_starts_components(facts->given))
 		return "the step has several components: SLURM numbers the ranks of each by itself";
@@ -358,7 +358,7 @@ bool restart_policy_decide(struct request *request, const struct restart_policy_
 		                 settings->restarts, why, option_given(settings, "restart") ? "" : ", by --ddp=restart=0");
 	if (why != NULL) {
 		say_ignored(settings, "restart", why);
-		settings->restarts = settings->spares = settings->min_nodes = 0;
+		settings_drop_restart(settings);
 	}
 	if (!fit_spares(settings, facts->given, error))
 		return false;
@@ -381,7 +381,7 @@ bool restart_policy_without_port(struct settings *settings, struct error *error)
 	if (option_given(settings, "restart"))
 		return error_set(error, "the step cannot be restarted, as restart=%u asks for: %s", settings->restarts, why);
 	say_ignored(settings, "restart", why);
-	settings->restarts = settings->spares = settings->min_nodes = 0;
+	settings_drop_restart(settings);
 	dealer_close();
 	unsetenv("SLURM_DDP_RESTART");
 	return true;

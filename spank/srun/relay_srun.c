@@ -25,7 +25,6 @@
 #include "spank/srun/pace_step.h"
 #include "spank/srun/peers.h"
 #include "spank/srun/presence.h"
-#include "spank/srun/printer.h"
 #include "spank/srun/requests.h"
 #include "spank/srun/step.h"
 #include "spank/wire/progress_page.h"
@@ -105,7 +104,7 @@ static void take_held(bool node_failed)
 }
 
 /* Waits so long for slurmctld's answer, if a request is under way. */
-static void hear_controller(int ms)
+static void take_controller_answer(int ms)
 {
 	bool answer = false;
 
@@ -143,8 +142,7 @@ static void say_lost_node(void)
 	char node[HOST_NAME_MAX_BYTES], text[HOST_NAME_MAX_BYTES + 64];
 	struct sink sink = sink_on(text, sizeof(text));
 
-	if (!server.step.stopping || server.step.said || server.actions.lost_node == NULL ||
-	    !server.actions.lost_node(node))
+	if (!server.step.stopping || server.step.said || server.actions.lost_node == NULL || !server.actions.lost_node(node))
 		return;
 	sink_add(&sink, node[0] != '\0' ? "node " : "a node of the job");
 	sink_add_untrusted(&sink, node, sizeof(node));
@@ -231,9 +229,8 @@ static void act_before_silence(const struct links_node *of)
 	act(&action);
 }
 
-static void tell_links(void *unused, uint32_t node, enum links_event event)
+static void take_link_event(uint32_t node, enum links_event event)
 {
-	(void)unused;
 	if (event == LINK_SILENT)
 		act_before_silence(links_node(&server.links, node));
 	if (server.actions.take_link != NULL)
@@ -250,13 +247,6 @@ static void tell_links(void *unused, uint32_t node, enum links_event event)
 		links_give_up(&server.links, ddp_now_ns());
 	else if (event == LINK_ALL_SILENT)
 		say_all_silent();
-}
-
-static void tell_frame(void *unused, uint32_t node, const struct frame *frame)
-{
-	(void)unused;
-	if (server.actions.take_frame != NULL)
-		server.actions.take_frame(node, frame);
 }
 
 struct links *relay_links(void)
@@ -426,8 +416,7 @@ static bool is_closing(void)
 {
 	uint64_t times;
 
-	return read(server.wake, &times, sizeof(times)) == (ssize_t)sizeof(times) &&
-	       atomic_load(&server.closing);
+	return read(server.wake, &times, sizeof(times)) == (ssize_t)sizeof(times) && atomic_load(&server.closing);
 }
 
 static void serve_links(void)
@@ -452,7 +441,7 @@ static void serve_links(void)
 /* Lets nodes leave whose tasks have ended. Slurm completes a step when its last node leaves, and only then: lost nodes
    have to leave the job before, and srun, which waits for their tasks, hears of the step's end only while there is the
    step. */
-static void let_nodes_go(void)
+static void release_nodes(void)
 {
 	uint64_t now_ns = ddp_now_ns(), spoke_ns;
 	enum links_rest rest;
@@ -463,7 +452,8 @@ static void let_nodes_go(void)
 	/* A node that spoke before another one's good-bye may have lost its power since. */
 	if (rest == REST_RUNS)
 		links_let_go(&server.links, spoke_ns);
-	else if (rest == REST_NONE || (requests_have_ended_step(&server.requests) && links_doubt_until(&server.links, now_ns) == 0))
+	else if (rest == REST_NONE ||
+	         (requests_have_ended_step(&server.requests) && links_doubt_until(&server.links, now_ns) == 0))
 		links_let_go(&server.links, UINT64_MAX);
 }
 
@@ -481,7 +471,7 @@ static void serve(void)
 		count = poll(ready, (nfds_t)(FIXED + peers), wait_ms());
 		if (count > 0 && ready[0].revents != 0 && is_closing())
 			break;
-		hear_controller(0);
+		take_controller_answer(0);
 		look_for_nodes();
 		if (count >= 0)
 			peers_serve(&server.peers, ready + FIXED, peers, take_message);
@@ -496,9 +486,9 @@ static void serve(void)
 			act(&action);
 		if (restarts())
 			server.actions.restart->act(ddp_now_ns());
-		let_nodes_go();
+		release_nodes();
 	}
-	hear_controller(JOIN_MS / 2);
+	take_controller_answer(JOIN_MS / 2);
 	take_held(false);
 	say_lost_node();
 	atomic_store(&has_survived, step_has_survived(&server.step));
@@ -516,10 +506,9 @@ static void close_sockets(void)
 	server.listener = server.wake = -1;
 }
 
-static const struct links_actions link_actions = { .event = tell_links, .take = tell_frame };
-
 static bool listen_and_start(uint16_t low, uint16_t high)
 {
+	const struct links_actions link_actions = { .event = take_link_event, .take = server.actions.take_frame };
 	struct sockaddr_storage address;
 	socklen_t bytes = sizeof(address);
 
@@ -527,8 +516,7 @@ static bool listen_and_start(uint16_t low, uint16_t high)
 	server.wake = eventfd(0, EFD_CLOEXEC);
 	if (server.listener < 0 || server.wake < 0 ||
 	    getsockname(server.listener, (struct sockaddr *)&address, &bytes) < 0 ||
-	    getrandom(server.relay.secret, sizeof(server.relay.secret), 0) !=
-	    (ssize_t)sizeof(server.relay.secret))
+	    getrandom(server.relay.secret, sizeof(server.relay.secret), 0) != (ssize_t)sizeof(server.relay.secret))
 		return false;
 	/* The port is at the same place in both families' addresses. */
 	server.relay.port = ntohs(((struct sockaddr_in *)&address)->sin_port);
@@ -537,9 +525,8 @@ static bool listen_and_start(uint16_t low, uint16_t high)
 	return worker_start(&server.worker, serve);
 }
 
-bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
-                const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
-                struct error *error)
+bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy, const struct relay_actions *actions,
+                char spec[RELAY_SPEC_MAX], struct error *error)
 {
 	struct sink sink = sink_on(spec, RELAY_SPEC_MAX);
 
@@ -564,14 +551,11 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
 
 void relay_expect(const struct presence_policy *policy)
 {
-	const uint64_t one = 1;
-
 	if (server.process != getpid() || atomic_load(&server.launching))
 		return;
 	server.presence_policy = *policy;
 	atomic_store(&server.launching, true);
-	/* An eventfd takes it always. */
-	if (write(server.wake, &one, sizeof(one)) != (ssize_t)sizeof(one))
+	if (!eventfd_raise(server.wake))
 		atomic_store(&server.launching, false);
 }
 
@@ -599,7 +583,6 @@ uint64_t relay_failed_at(void)
 
 int relay_close(void)
 {
-	const uint64_t one = 1;
 	int wait_status;
 	bool ended;
 
@@ -607,8 +590,7 @@ int relay_close(void)
 		return 0;
 	atomic_store(&server.closing, true);
 	/* It may be asking a controller that does not answer. */
-	ended = write(server.wake, &one, sizeof(one)) == (ssize_t)sizeof(one) &&
-	        worker_join(&server.worker, JOIN_MS);
+	ended = eventfd_raise(server.wake) && worker_join(&server.worker, JOIN_MS);
 	printer_finish();
 	if (!ended)
 		return atomic_load(&server.wait_status);

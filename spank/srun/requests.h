@@ -2,7 +2,10 @@
 /* In a step, srun wants of slurmctld: to know whether a node has failed whose tasks slurmctld seems to have killed,
    and whether slurmctld is about to end the step; to take lost nodes out of the job; and to end the step. These
    requests are made one at a time and from a thread of their own, so that srun goes on taking and answering the nodes'
-   reports while slurmctld does not answer. Lost nodes leave the job before the step ends. libc only. */
+   reports while slurmctld does not answer. Lost nodes leave the job before the step ends.
+
+   srun prints its sentences from a third thread, so a pager or a terminal that takes no output delays neither the
+   step's end nor the nodes' reports. libc only. */
 #pragma once
 
 #include <stdbool.h>
@@ -128,3 +131,13 @@ bool first_failure_needs_held(const struct first_failure *first, const struct st
 
 /* A generation begins: its first failure is a question of its own. */
 void first_failure_begin_again(struct first_failure *first, struct links *links);
+
+/* ---- sentences ---- */
+
+/* Has `say` called with a copy of the text, after those of earlier calls. Does not wait for
+   it. Where so many wait that there is no room, the oldest goes. */
+void printer_print(void (*say)(const char *text), const char *text);
+
+/* Waits until all has been said, as long as that takes: as any program waits with its
+   last line for who reads it. */
+void printer_finish(void);

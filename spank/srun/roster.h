@@ -25,7 +25,7 @@ struct roster_node {
 	bool lost;            /* it is not there any more, or not for this step */
 	bool bye;             /* all its tasks have ended, it says */
 	bool unfit;           /* it is there, but cannot start one of its tasks again */
-	bool suspect;         /* ranks failed there twice in a row, or ddp-preflight has found it odd: a good spare is preferred */
+	bool suspect;         /* ranks failed there twice in a row, or ddp-preflight found it odd: a good spare is preferred */
 	bool clear;           /* nothing lives there of the generation that ends, except what is kept, or none has begun */
 	enum deal_rest rest;  /* and what became of its programs */
 	bool end_owed, go_owed, quit_owed; /* orders that are still to be sent */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "spank/wire/progress_page.h"
 #include "watch/progress.h"
 
@@ -208,8 +209,6 @@ static void add_unseen(const struct stall_step *step, struct sink *sink)
 
 enum { NODES_MAX = 65536, OLD_MS = 10000, AGED_MS = 2000, UNSEEN_MS = 10000 };
 
-static const uint64_t ns_per_ms = 1000000;
-
 /* The node's place, or a new one; NULL: there is no room. */
 static struct stall_told *place_of(struct stall_step *step, const struct stall_note *note)
 {
@@ -279,10 +278,11 @@ bool stall_step_is_blocked(const struct stall_step *step)
 
 uint64_t stall_step_unseen_due(const struct stall_step *step)
 {
-	if (step->count == 0 || step->unseen_ns == 0 || step->unseen_said || !(step->asked.stall || step->asked.watch || step->asked.python))
+	if (step->count == 0 || step->unseen_ns == 0 || step->unseen_said ||
+	    !(step->asked.stall || step->asked.watch || step->asked.python))
 		return UINT64_MAX;
 	/* Other nodes may be about to tell the same. */
-	return step->unseen_ranks >= step->nodes[0].note.world_size ? step->unseen_ns : step->unseen_ns + UNSEEN_MS * ns_per_ms;
+	return step->unseen_ns + (step->unseen_ranks >= step->nodes[0].note.world_size ? 0 : UNSEEN_MS * NS_PER_MS);
 }
 
 uint64_t stall_step_due(const struct stall_step *step)
@@ -297,7 +297,7 @@ uint64_t stall_step_due(const struct stall_step *step)
 		return UINT64_MAX;
 	for (size_t i = 0; i < step->count; i++) {
 		const struct stall_told *told = &step->nodes[i];
-		uint64_t quiet_ns = told->note.quiet_ms * ns_per_ms, limit_ns = step->seconds * 1000 * ns_per_ms;
+		uint64_t quiet_ns = told->note.quiet_ms * NS_PER_MS, limit_ns = step->seconds * 1000 * NS_PER_MS;
 		uint64_t left_ns = quiet_ns < limit_ns ? limit_ns - quiet_ns : 0;
 		at_work += told->note.at_work;
 		if (told->taken_ns + left_ns > due)
@@ -308,7 +308,7 @@ uint64_t stall_step_due(const struct stall_step *step)
 
 static uint64_t age_ms(const struct stall_told *told, uint64_t now_ns)
 {
-	return now_ns > told->taken_ns ? (now_ns - told->taken_ns) / ns_per_ms : 0;
+	return now_ns > told->taken_ns ? (now_ns - told->taken_ns) / NS_PER_MS : 0;
 }
 
 /* ---- the sentence ----------------------------------------------------------------- */
@@ -424,8 +424,8 @@ void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 	}
 	add_furthest_behind(furthest_behind, at_work, absent, now_ns, sink);
 	if (blocked)
-		sink_add(sink, ", and without ddp_init() or init_process_group(\"ddp\"): have every task call it, or start fewer tasks "
-		         "(srun -n)");
+		sink_add(sink, ", and without ddp_init() or init_process_group(\"ddp\"): have every task call it, or start fewer "
+		         "tasks (srun -n)");
 	add_waiting(step, at_work - absent, false, now_ns, sink);
 }
 

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "spank/base/text.h"
-#include "spank/wire/notes.h"
+#include "spank/wire/relay.h"
 
 /* One node has told this. */
 struct stall_told {

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "base/clock.h"
 #include "spank/base/text.h"
 #include "spank/wire/timeline.h"
 
@@ -41,7 +42,6 @@ static bool waits_for_more(const struct step_case *what)
 static uint64_t delay_ns(const struct step *step, const struct step_case *what,
                          enum end_delay delay)
 {
-	static const uint64_t ns_per_ms = 1000000;
 
 	switch (delay) {
 	case DELAY_NONE:
@@ -50,15 +50,15 @@ static uint64_t delay_ns(const struct step *step, const struct step_case *what,
 			return 0;
 		/* The others wait for those that are to join them, and have no failures of their own. */
 		if (what->facts.survived && step->policy.restarts && !judge_is_hearsay(&what->facts))
-			return HOLD_SURVIVED_MS * ns_per_ms;
+			return HOLD_SURVIVED_MS * NS_PER_MS;
 		return (waits_for_more(what) && step->policy.timeout_hold_ms > step->policy.hold_ms
-		        ? step->policy.timeout_hold_ms : step->policy.hold_ms) * ns_per_ms;
+		        ? step->policy.timeout_hold_ms : step->policy.hold_ms) * NS_PER_MS;
 	case DELAY_DOUBT:
-		return step->policy.doubt_ms * ns_per_ms;
+		return step->policy.doubt_ms * NS_PER_MS;
 	case DELAY_GRACE:
-		return step->policy.grace_ms * ns_per_ms;
+		return step->policy.grace_ms * NS_PER_MS;
 	case DELAY_STOP:
-		return step->policy.stop_ms == STOP_BY_SLURM ? UINT64_MAX : step->policy.stop_ms * ns_per_ms;
+		return step->policy.stop_ms == STOP_BY_SLURM ? UINT64_MAX : step->policy.stop_ms * NS_PER_MS;
 	case DELAY_NEVER:
 		break;
 	}
@@ -86,7 +86,7 @@ static int case_of(const struct end_verdict *verdict, bool hearsay)
 }
 
 /* Keeps the earlier one of two of a kind. */
-static void hold(struct step *step, int index, const struct step_case *what)
+static void hold_case(struct step *step, int index, const struct step_case *what)
 {
 	struct step_case *kept = &step->cases[index];
 	uint64_t taken_ns = kept->held ? kept->taken_ns : what->taken_ns;
@@ -111,7 +111,7 @@ static uint64_t happened_ns(const struct relay_news *news, uint64_t now_ns)
 }
 
 /* The end is asked for now, or by others; srun is there as long as it was in vain. */
-static void end(struct step *step, uint64_t now_ns, uint32_t others_ms)
+static void expect_end(struct step *step, uint64_t now_ns, uint32_t others_ms)
 {
 	step->over = true;
 	step->pause_ns = AGAIN_MS * 1000000ull;
@@ -126,7 +126,7 @@ void step_end(struct step *step, int wait_status, uint64_t now_ns)
 	step->policy.restarts = false;
 	step->said = true;
 	step->wait_status = wait_status;
-	end(step, now_ns, 0);
+	expect_end(step, now_ns, 0);
 }
 
 void step_begin_again(struct step *step)
@@ -154,7 +154,8 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 		step->survived = true;
 		return;
 	}
-	step->failed |= !news->facts.survived && !(step->policy.outlives_nodes && (news->facts.silent || news->facts.node_failed));
+	step->failed |= !news->facts.survived &&
+	                !(step->policy.outlives_nodes && (news->facts.silent || news->facts.node_failed));
 	step->stopping |= news->facts.sent == SENT_STOP;
 	/* With restarts, a failure after a signal is a failure, as the signal may have asked for a stack. */
 	step->signalled |= news->facts.sent == SENT_SIGNAL &&
@@ -162,7 +163,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	verdict = judge_case(step, &what);
 	if (alone) {
 		if (verdict.kill == DELAY_NONE)
-			end(step, now_ns, ALONE_MS + ALONE_SPREAD_MS);
+			expect_end(step, now_ns, ALONE_MS + ALONE_SPREAD_MS);
 		if (verdict.say != DELAY_NONE || judge_is_hearsay(&news->facts) || step->said)
 			return;
 		step->said = true;
@@ -183,7 +184,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 		sink_add(&sink, "; the step goes on (--no-kill)");
 	if (news->node != NULL)
 		sink_add_untrusted(&node, news->node, HOST_NAME_MAX_BYTES);
-	hold(step, case_of(&verdict, judge_is_hearsay(&news->facts)), &what);
+	hold_case(step, case_of(&verdict, judge_is_hearsay(&news->facts)), &what);
 }
 
 void step_take_stall(struct step *step, const unsigned char note[STALL_NOTE_BYTES], uint64_t now_ns)
@@ -259,7 +260,7 @@ static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action 
 	action->end.wait_status = W_EXITCODE(1, 0);
 	if (!blocked && !step->policy.restarts)
 		sink_add(&sink, "; the step is ended (stall-action=kill)");
-	end(step, now_ns, 0);
+	expect_end(step, now_ns, 0);
 }
 
 /* The one to speak of when one is due: what happened first goes before what it
@@ -378,7 +379,7 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	if (verdict.kill == DELAY_NEVER)
 		what->held = false;
 	if (action->kill)
-		end(step, now_ns, 0);
+		expect_end(step, now_ns, 0);
 	return true;
 }
 

@@ -11,8 +11,8 @@
 #include "spank/srun/links.h"
 #include "spank/srun/stall_step.h"
 #include "spank/wire/channel.h"
-#include "spank/wire/event.h"
 #include "spank/wire/relay.h"
+#include "spank/wire/report.h"
 
 enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 + STALL_WHO_MAX + STALL_DOING_MAX };
 
@@ -92,7 +92,7 @@ struct relay_restart {
 };
 
 /* srun calls these functions when they are due: srun says a sentence, in printable bytes and in
-   a separate thread (printer.h), ends the step, or asks. */
+   a separate thread (requests.h), ends the step, or asks. */
 struct relay_actions {
 	void (*say)(const char *text);
 	void (*end_step)(void);

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#define NS_PER_MS 1000000ull
+#include "base/clock.h"
 
 /* ---- why generations have ended, and whether they got further than those before ---- */
 
@@ -181,7 +181,7 @@ static void say_restart(struct plan *plan, const struct history *before, const c
 	roster_add_spares(&plan->roster, &sink);
 }
 
-static void restart(struct plan *plan)
+static void restart_step(struct plan *plan)
 {
 	char places[1024];
 	struct sink sink = sink_on(places, sizeof(places));
@@ -267,7 +267,7 @@ static void end_kept_or_restart(struct plan *plan, uint64_t now_ns)
 		return;
 	}
 	plan->keeps = joins;
-	restart(plan);
+	restart_step(plan);
 }
 
 void succession_go_on(struct plan *plan, uint64_t now_ns)

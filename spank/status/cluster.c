@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/status/cluster.h"
+#include "spank/status/sources.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "spank/launch/srun_options.h"
-#include "spank/status/local.h"
 
 enum {
 	LINE_BYTES = 4096,       /* srun forwards 1,024 bytes at most, */
@@ -43,7 +42,7 @@ struct child {
 	FILE *output;
 };
 
-static bool start(char *const command[], uid_t user, struct child *child)
+static bool start_command(char *const command[], uid_t user, struct child *child)
 {
 	int ends[2] = { -1, -1 }, reason;
 
@@ -65,7 +64,7 @@ static bool start(char *const command[], uid_t user, struct child *child)
 }
 
 /* True if the command ended with 0. */
-static bool end(struct child *child)
+static bool await_command(struct child *child)
 {
 	int status = -1;
 
@@ -84,12 +83,12 @@ static unsigned long count_tasks(const char *id)
 	char line[512];
 	struct child child;
 
-	if (!start(command, geteuid(), &child))
+	if (!start_command(command, geteuid(), &child))
 		return 0;
 	while (fgets(line, sizeof(line), child.output) != NULL)
 		if (sscanf(line, "%*s %lu", &tasks) == 1 && tasks <= ROW_WORLD_MAX - sum)
 			sum += tasks;
-	end(&child);
+	await_command(&child);
 	return sum;
 }
 
@@ -116,11 +115,11 @@ bool cluster_find_job(const char *id, struct job *job)
 	bool found;
 
 	memset(job, 0, sizeof(*job));
-	if (!start(command, geteuid(), &child))
+	if (!start_command(command, geteuid(), &child))
 		return false;
 	found = fgets(line, sizeof(line), child.output) != NULL &&
 	        sscanf(line, "%32s %lu %23s %lu %32s", name, &owner, job->nodes, &cpus, state) == 5;
-	if (!end(&child) || !found) {
+	if (!await_command(&child) || !found) {
 		fprintf(stderr, "ddp-status: Slurm tells of no job %s\n", id);
 		return false;
 	}
@@ -250,16 +249,17 @@ static void tell_damage(const struct answers *answers, const char *job)
 
 	if (answers->rank >= 0)
 		snprintf(rank, sizeof(rank), "rank %lld", answers->rank);
-	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as srun brought damaged text: first that of %s, from node %lu of "
-	        "%lu; call ddp-status again\n", job, answers->damaged, answers->damaged == 1 ? " is" : "s are", rank,
+	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as srun brought damaged text: first that of %s, from node "
+	        "%lu of %lu; call ddp-status again\n", job, answers->damaged, answers->damaged == 1 ? " is" : "s are", rank,
 	        answers->node + 1, answers->nodes);
 }
 
 static void tell_older(const struct answers *answers, const char *job)
 {
-	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as another version of ddp-status has written %s: first on node "
-	        "%lu of %lu; install one version on all nodes\n", job, answers->older, answers->older == 1 ? " is" : "s are",
-	        answers->older == 1 ? "it" : "them", answers->older_node + 1, answers->nodes);
+	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as another version of ddp-status has written %s: first on "
+	        "node %lu of %lu; install one version on all nodes\n", job, answers->older,
+	        answers->older == 1 ? " is" : "s are", answers->older == 1 ? "it" : "them", answers->older_node + 1,
+	        answers->nodes);
 }
 
 bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms, bool stacks,
@@ -280,7 +280,7 @@ bool cluster_probe(const struct job *job, const char *program, const char *what,
 	snprintf(id, sizeof(id), "--jobid=%s", job->id);
 	snprintf(nodes, sizeof(nodes), "--nodes=%s", job->nodes);
 	snprintf(interval, sizeof(interval), "%d.%03d", interval_ms / 1000, interval_ms % 1000);
-	if (!start(command, job->owner, &child))
+	if (!start_command(command, job->owner, &child))
 		return false;
 	answers.of = calloc(answers.nodes, sizeof(*answers.of));
 	answers.no_memory = answers.of == NULL;
@@ -292,7 +292,7 @@ bool cluster_probe(const struct job *job, const char *program, const char *what,
 	if (answers.older > 0)
 		tell_older(&answers, job->id);
 	/* The node's error is on stderr, and the other nodes' rows count. */
-	fine = (end(&child) && answers.damaged + answers.older == 0) || *count > 0;
+	fine = (await_command(&child) && answers.damaged + answers.older == 0) || *count > 0;
 	if (!fine || answers.no_memory)
 		fprintf(stderr, answers.no_memory ? "ddp-status: no memory for the ranks of job %s\n"
 		                                  : "ddp-status: cannot look at the nodes of job %s\n", job->id);

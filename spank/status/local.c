@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/status/local.h"
+#include "spank/status/sources.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -16,7 +16,6 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
-#include "spank/status/probe.h"
 #include "spank/status/process.h"
 
 enum {
@@ -109,7 +108,7 @@ static _Noreturn void run_child(const struct local *local, uid_t user, int outpu
 	_exit(probe_run(&probe, file) ? 0 : 1);
 }
 
-static bool start(const struct local *local, struct child *child)
+static bool start_child(const struct local *local, struct child *child)
 {
 	int ends[2];
 
@@ -148,7 +147,7 @@ static bool read_more(struct child *child, size_t bytes_max)
 }
 
 /* Reads all that a child says until it has ended. A user may stop the child, who has the user's rights. */
-static void finish(struct child *child, size_t bytes_max, uint64_t deadline_ns)
+static void await_child(struct child *child, size_t bytes_max, uint64_t deadline_ns)
 {
 	struct pollfd ready = { .fd = child->output, .events = POLLIN };
 	bool ended = false;
@@ -232,7 +231,7 @@ bool local_collect(const struct local *local, struct row **rows, size_t *count)
 	children = calloc(users.count + 1, sizeof(*children));
 	while (children != NULL && started < users.count) {
 		children[started].user = users.id[started];
-		if (!start(local, &children[started]))
+		if (!start_child(local, &children[started]))
 			break;
 		started++;
 	}
@@ -241,7 +240,7 @@ bool local_collect(const struct local *local, struct row **rows, size_t *count)
 		fine = false;
 	}
 	for (size_t i = 0; i < started; i++) {
-		finish(&children[i], rows_max * ROW_BYTES_MAX, deadline_ns);
+		await_child(&children[i], rows_max * ROW_BYTES_MAX, deadline_ns);
 		fine &= add_rows(&children[i], rows_max, local->node, rows, count);
 		free(children[i].text);
 	}

@@ -9,10 +9,8 @@
 #include <unistd.h>
 
 #include "spank/base/release.h"
-#include "spank/status/cluster.h"
-#include "spank/status/local.h"
-#include "spank/status/probe.h"
 #include "spank/status/prometheus.h"
+#include "spank/status/sources.h"
 #include "spank/witness/dump.h"
 
 enum { EXIT_SHOWN = 0, EXIT_NOTHING = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3 };
@@ -218,7 +216,7 @@ static const char *node_name(void)
 	return host;
 }
 
-static bool print(const struct options *options, const struct row *rows, size_t count)
+static bool print_rows(const struct options *options, const struct row *rows, size_t count)
 {
 	const char *job = options->node ? NULL : options->job;
 
@@ -243,7 +241,7 @@ static void name_owner(const struct job *job, struct row *rows, size_t count)
 	}
 }
 
-static int show(const struct options *options, const struct job *job, const char *program)
+static int show_job(const struct options *options, const struct job *job, const char *program)
 {
 	struct row *rows = NULL;
 	size_t count = 0;
@@ -262,7 +260,7 @@ static int show(const struct options *options, const struct job *job, const char
 	if (shown && options->watch_ms > 0 && use_colour())
 		printf("\033[H\033[2J");
 	if (shown)
-		shown = print(options, rows, count);
+		shown = print_rows(options, rows, count);
 	rows_free(rows, count);
 	return shown && fflush(stdout) == 0 ? EXIT_SHOWN : EXIT_NOTHING;
 }
@@ -296,7 +294,7 @@ static int show_node(const struct options *options)
 	if (options->textfile != NULL)
 		shown &= write_textfile(options->textfile, rows, count);
 	else
-		shown &= print(options, rows, count);
+		shown &= print_rows(options, rows, count);
 	rows_free(rows, count);
 	return shown && fflush(stdout) == 0 ? EXIT_SHOWN : EXIT_NOTHING;
 }
@@ -344,7 +342,7 @@ int main(int argc, char **argv)
 		        options.job, (unsigned)job.owner);
 		return EXIT_REFUSED;
 	}
-	while ((status = show(&options, &job, program)) == EXIT_SHOWN && options.watch_ms > 0)
+	while ((status = show_job(&options, &job, program)) == EXIT_SHOWN && options.watch_ms > 0)
 		usleep((useconds_t)options.watch_ms * 1000);
 	return status;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/status/probe.h"
+#include "spank/status/sources.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -18,7 +18,6 @@
 #include "spank/status/row.h"
 #include "spank/wire/progress_page.h"
 #include "spank/witness/dump.h"
-#include "spank/witness/stack.h"
 
 enum { BATCH_STEPS_FROM = 0x7fffffff, LOCAL_RANKS_MAX = 65536 };
 

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "spank/base/child.h"
+
 enum { ENVIRONMENT_MAX = 4 << 20, THREADS_LOOKED_AT = 256 };
 
 /* Reads up to bytes - 1, and terminates. The number of bytes, or -1. */
@@ -53,12 +55,11 @@ static char busiest_state(pid_t pid, char state)
 	threads = opendir(path);
 	while (threads != NULL && state != 'D' && looked_at < THREADS_LOOKED_AT &&
 	       (entry = readdir(threads)) != NULL) {
-		char stat[sizeof(path) + sizeof(entry->d_name) + 8];
 		if (!isdigit((unsigned char)entry->d_name[0]))
 			continue;
 		looked_at++;
-		snprintf(stat, sizeof(stat), "%s/%s/stat", path, entry->d_name);
-		if (read_file(stat, text, sizeof(text)) <= 0 || (fields = fields_of(text)) == NULL)
+		proc_read(text, sizeof(text), "/proc/%d/task/%s/stat", (int)pid, entry->d_name);
+		if ((fields = fields_of(text)) == NULL)
 			continue;
 		if (fields[0] == 'D' || (fields[0] == 'R' && state == 'S'))
 			state = fields[0];
@@ -71,12 +72,11 @@ static char busiest_state(pid_t pid, char state)
 bool process_read(pid_t pid, struct process *process)
 {
 	unsigned long long user, system, start;
-	char path[64], text[1024], *open, *fields;
+	char text[1024], *open, *fields;
 	int parent;
 
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	if (read_file(path, text, sizeof(text)) <= 0 || (open = strchr(text, '(')) == NULL ||
-	    (fields = fields_of(text)) == NULL || fields - open < 3 ||
+	proc_read(text, sizeof(text), "/proc/%d/stat", (int)pid);
+	if ((open = strchr(text, '(')) == NULL || (fields = fields_of(text)) == NULL || fields - open < 3 ||
 	    sscanf(fields, "%*c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d %*d %llu",
 	           &parent, &user, &system, &start) != 4)
 		return false;
@@ -91,14 +91,13 @@ bool process_read(pid_t pid, struct process *process)
 bool process_owner(pid_t pid, uid_t *owner)
 {
 	static const char field[] = "\nUid:";
-	char path[64], text[1024];
+	char text[1024];
 	const char *found;
 	unsigned int user;
 
-	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	proc_read(text, sizeof(text), "/proc/%d/status", (int)pid);
 	/* The kernel escapes newlines in the name, which comes first. */
-	if (read_file(path, text, sizeof(text)) <= 0 || (found = strstr(text, field)) == NULL ||
-	    sscanf(found + strlen(field), "%u", &user) != 1)
+	if ((found = strstr(text, field)) == NULL || sscanf(found + strlen(field), "%u", &user) != 1)
 		return false;
 	*owner = user;
 	return true;
@@ -144,10 +143,8 @@ bool process_variable(const char *block, size_t block_bytes, const char *name, c
 
 void process_wait_channel(pid_t pid, char *text, size_t bytes)
 {
-	char path[64];
-
-	snprintf(path, sizeof(path), "/proc/%d/wchan", (int)pid);
-	if (read_file(path, text, bytes) <= 0 || strcmp(text, "0") == 0)
+	proc_read(text, bytes, "/proc/%d/wchan", (int)pid);
+	if (strcmp(text, "0") == 0)
 		text[0] = '\0';
 }
 

@@ -25,7 +25,7 @@ struct row {
 	/* The reader of rows knows the user, who may say anything in a row. */
 	char user[ROW_NAME_MAX];
 	/* The kernel knows these. */
-	char state[ROW_NAME_MAX];   /* "running", "sleeping", "stopped", ...; "gone": no process; "spare": see row_is_spare() */
+	char state[ROW_NAME_MAX];   /* "running", "sleeping", ...; "gone": no process; "spare": see row_is_spare() */
 	char waits_in[ROW_NAME_MAX]; /* the kernel's function in which it sleeps; "": not told */
 	double cpu_percent;
 	/* A program of libddp says these; below 0, or "": it does not. */

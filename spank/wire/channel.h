@@ -102,7 +102,7 @@ struct link_opening {
 	uint32_t tasks;    /* of the node */
 	uint64_t read;     /* so many of srun's numbered frames has the node read */
 	char node[HOST_NAME_MAX_BYTES];
-	char release[OPENING_RELEASE_BYTES]; /* of the node's plugin; "": one that does not tell it here. To be printed with care */
+	char release[OPENING_RELEASE_BYTES]; /* of the node's plugin; "": one that does not tell it here. Not printable */
 	uint32_t protocol; /* FRAME_PROTOCOL of the node; 0: one that does not tell it */
 };
 

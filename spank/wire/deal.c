@@ -2,7 +2,10 @@
 #include "spank/wire/deal.h"
 
 #include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "spank/base/bytes.h"
 #include "spank/base/text.h"
@@ -82,11 +85,6 @@ size_t deal_pack_go(const struct deal_go *go, const uint32_t *ranks, unsigned ch
 	return (size_t)(at + list + 1 - bytes);
 }
 
-static bool is_key(const char *key)
-{
-	return strlen(key) == DEAL_KEY_DIGITS && strspn(key, "0123456789abcdef") == DEAL_KEY_DIGITS;
-}
-
 /* The variables of a task are made of this: one word. */
 static bool is_list(const char *nodes, size_t bytes)
 {
@@ -108,7 +106,7 @@ static bool is_sound(const struct deal_go *go)
 	for (uint32_t i = 0; i < go->local_count; i++)
 		if (deal_rank(go, i) >= go->world_size)
 			return false;
-	return is_key(go->key);
+	return deal_is_key(go->key);
 }
 
 bool deal_unpack_go(const void *bytes, size_t count, struct deal_go *go)
@@ -261,4 +259,25 @@ bool deal_unpack_lost(const void *bytes, size_t count, struct deal_lost *lost)
 		return false;
 	*lost = (struct deal_lost){ .generation = bytes_get32(at), .local_task = bytes_get32(at + 4) };
 	return lost->generation <= DEAL_GENERATIONS && lost->local_task < DEAL_TASKS_MAX;
+}
+
+bool deal_make_key(char key[DEAL_KEY_DIGITS + 1])
+{
+	unsigned char bytes[DEAL_KEY_DIGITS / 2];
+	ssize_t got;
+
+	do {
+		got = getrandom(bytes, sizeof(bytes), 0);
+	} while (got < 0 && errno == EINTR);
+	if (got != (ssize_t)sizeof(bytes))
+		return false;
+	for (size_t i = 0; i < sizeof(bytes); i++)
+		snprintf(key + 2 * i, 3, "%02x", bytes[i]);
+	explicit_bzero(bytes, sizeof(bytes));
+	return true;
+}
+
+bool deal_is_key(const char *text)
+{
+	return text != NULL && strlen(text) == DEAL_KEY_DIGITS && strspn(text, "0123456789abcdef") == DEAL_KEY_DIGITS;
 }

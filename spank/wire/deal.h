@@ -62,7 +62,7 @@ struct deal_go {
 	uint32_t master;        /* the rank of the node that holds rank 0 */
 	uint32_t local_count;   /* how many ranks this node has, one for each of its tasks; of a spare 0 */
 	uint32_t port_seed;     /* moves the port on which rank 0 listens */
-	char key[DEAL_KEY_DIGITS + 1]; /* hexadecimal, in small letters */
+	char key[DEAL_KEY_DIGITS + 1]; /* see deal_make_key() */
 	bool joins;             /* programs that were kept stay, and others are started to join them */
 	const char *nodes;      /* all nodes of the generation in order of their ranks, as Slurm writes lists; terminated */
 	const unsigned char *ranks; /* see deal_rank() */
@@ -124,3 +124,11 @@ bool deal_unpack_lost(const void *bytes, size_t count, struct deal_lost *lost);
 /* The rank of a node's task in the generation, and the number of a node's task in the step. */
 uint32_t deal_rank(const struct deal_go *go, uint32_t local_task);
 uint32_t deal_task(const struct deal_join *join, uint32_t local_task);
+
+/* ---- keys of a step, and of a generation ---- */
+
+/* Makes a key at random: hexadecimal, in small letters. False, with errno. */
+bool deal_make_key(char key[DEAL_KEY_DIGITS + 1]);
+
+/* Whether the text, which may be NULL, is such a key. */
+bool deal_is_key(const char *text);

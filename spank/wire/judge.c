@@ -37,7 +37,7 @@ bool judge_is_stop(int signal_number)
 	return signal_number == SIGTERM || signal_number == SIGINT;
 }
 
-bool judge_is_word(int signal_number)
+bool judge_is_user_signal(int signal_number)
 {
 	switch (signal_number) {
 	case SIGKILL: case SIGSTOP: case SIGTSTP: case SIGTTIN: case SIGTTOU: case SIGCONT:

@@ -75,7 +75,7 @@ bool judge_is_stop(int signal_number);
 
 /* Whether a signal is SENT_SIGNAL: it does not stop, kill or suspend a program, and a program that does not
    handle it notices it. */
-bool judge_is_word(int signal_number);
+bool judge_is_user_signal(int signal_number);
 
 /* Whether a program ends so that has saved after SENT_SIGNAL, or that does not handle the signal: with code 75
    (EX_TEMPFAIL), or by a signal that no failure of its own sends. */

@@ -41,9 +41,9 @@
            seconds for the last node, however slow the node is.
 
    restart With restart=, srun tells the nodes to end all ranks where it would otherwise end the step, 350 ms after
-           the first rank's end. If the other ranks survive, srun ends only what is left of dead ranks, after 150 ms. When
-           the last node has answered, srun deals the next generation. On four nodes, the first lines of the new programs
-           ran 360 to 440 ms after the first rank's end, without survivors.
+           the first rank's end. If the other ranks survive, srun ends only what is left of dead ranks, after 150 ms.
+           When the last node has answered, srun deals the next generation. On four nodes, the first lines of the new
+           programs ran 360 to 440 ms after the first rank's end, without survivors.
 
    silent  If tasks have started on a node whose plugin has not reported, srun takes the plugin for
            absent there after SILENT_MS. A plugin reports beside the programs, usually within 100 ms, and at
@@ -58,9 +58,9 @@
 
    At their end slurmstepd and srun wait at most JOIN_MS for slurmctld's answer.
 
-   leave  When a node's tasks have ended, slurmstepd waits until srun lets it end, LEAVE_MS at most. srun does so at once,
-           except if this is the last node whose tasks ran and another node has fallen silent, or is about to: that node
-           first leaves the job. LEAVE_MS is well below SLURM's UnkillableStepTimeout (60 s). */
+   leave  When a node's tasks have ended, slurmstepd waits until srun lets it end, LEAVE_MS at most. srun does so at
+           once, except if this is the last node whose tasks ran and another node has fallen silent, or is about to:
+           that node first leaves the job. LEAVE_MS is well below SLURM's UnkillableStepTimeout (60 s). */
 #pragma once
 
 enum {

@@ -16,8 +16,8 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
+#include "spank/base/worker.h"
 #include "spank/wire/deal.h"
-#include "spank/witness/descend.h"
 
 enum {
 	ORDER_BITS = 3,
@@ -168,10 +168,8 @@ bool agents_child_runs(const struct agents *agents, uint32_t local_task)
 
 void agents_give_news(const struct agents *agents)
 {
-	const uint64_t one = 1;
-
-	while (agents->shared != NULL && write(agents->news, &one, sizeof(one)) < 0 && errno == EINTR)
-		continue;
+	if (agents->shared != NULL)
+		(void)eventfd_raise(agents->news);
 }
 
 void agents_take_news(const struct agents *agents)
@@ -244,9 +242,9 @@ static void hand_on_owed(void)
 	char status[4096];
 	uint64_t caught;
 
-	if (self.owed == 0 || self.child == 0 || descend_never_ran(self.child))
+	if (self.owed == 0 || self.child == 0 || child_never_ran(self.child))
 		return;
-	proc_status(self.child, status, sizeof(status));
+	proc_read(status, sizeof(status), "/proc/%d/status", (int)self.child);
 	caught = self.owed & proc_signals(status, "SigCgt");
 	self.owed &= ~caught;
 	for (int number = 1; caught != 0; number++, caught >>= 1)
@@ -269,7 +267,7 @@ static void note_unborn(void)
 	siginfo_t info = { .si_pid = 0 };
 
 	if (self.child != 0 && waitid(P_PID, (id_t)self.child, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-	    info.si_pid == self.child && descend_never_ran(self.child))
+	    info.si_pid == self.child && child_never_ran(self.child))
 		atomic_store(&self.own->unborn, atomic_load(&self.own->begun));
 }
 
@@ -292,11 +290,11 @@ static bool reap(void)
 static void end_all(void)
 {
 	const uint64_t asks_until_ns = ddp_now_ns() + AGENTS_ASK_MS * 1000000ull;
-	struct descend_asked asked = { .count = 0 };
+	struct asked_sruns asked = { .count = 0 };
 
 	self.ends = true;
 	while (reap()) {
-		descend_kill_children(ddp_now_ns() < asks_until_ns ? &asked : NULL);
+		kill_children(ddp_now_ns() < asks_until_ns ? &asked : NULL);
 		if (reap())
 			wait_for_signal(KILL_LOOK_MS);
 	}
@@ -372,7 +370,7 @@ static bool child_stays(void)
 }
 
 /* Begins a generation. True in its child. */
-static bool begin(uint32_t generation)
+static bool fork_program(uint32_t generation)
 {
 	pid_t pid;
 
@@ -457,7 +455,7 @@ uint32_t agent_serve(void)
 		if (order == AGENTS_QUIT)
 			quit();
 		if (order == AGENTS_RUN && atomic_load(&self.own->begun) < generation) {
-			if (begin(generation))
+			if (fork_program(generation))
 				return generation;
 			continue;
 		}

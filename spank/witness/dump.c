@@ -6,34 +6,30 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/child.h"
 #include "spank/witness/folder.h"
 #include "spank/witness/rings.h"
-#include "spank/witness/stack.h"
 
-static size_t read_text(const char *folder, const char *thread, const char *name, char *text, size_t bytes)
+enum {
+	THREADS_MAX = 256,
+	CHILD_SECONDS = 60, /* a file server that does not answer must not keep the child for ever */
+};
+
+static size_t read_text(pid_t pid, const char *thread, const char *name, char *text, size_t bytes)
 {
-	char path[128];
-	ssize_t got = -1;
-	int file;
-
-	if ((size_t)snprintf(path, sizeof(path), "%s/%s/%s", folder, thread, name) < sizeof(path)) {
-		file = open(path, O_RDONLY | O_CLOEXEC);
-		if (file >= 0) {
-			got = read(file, text, bytes - 1);
-			close(file);
-		}
-	}
-	text[got > 0 ? got : 0] = '\0';
+	proc_read(text, bytes, "/proc/%d/task/%s/%s", (int)pid, thread, name);
 	text[strcspn(text, "\n")] = '\0';
 	return strlen(text);
 }
@@ -54,14 +50,22 @@ static const char *state_name(const char *stat)
 	}
 }
 
-static void add_thread(struct sink *sink, const char *folder, const char *thread)
+struct threads {
+	struct sink *sink;
+	pid_t pid;
+	int count;
+};
+
+static void add_thread(const char *thread, void *about)
 {
+	struct threads *threads = about;
+	struct sink *sink = threads->sink;
 	char stat[512], name[64], channel[64];
 
-	if (read_text(folder, thread, "stat", stat, sizeof(stat)) == 0)
+	if (threads->count++ >= THREADS_MAX || read_text(threads->pid, thread, "stat", stat, sizeof(stat)) == 0)
 		return;
-	read_text(folder, thread, "comm", name, sizeof(name));
-	read_text(folder, thread, "wchan", channel, sizeof(channel));
+	read_text(threads->pid, thread, "comm", name, sizeof(name));
+	read_text(threads->pid, thread, "wchan", channel, sizeof(channel));
 	sink_add(sink, "thread %s (", thread);
 	sink_add_untrusted(sink, name, sizeof(name));
 	sink_add(sink, ") %s", state_name(stat));
@@ -72,29 +76,16 @@ static void add_thread(struct sink *sink, const char *folder, const char *thread
 	sink_add(sink, "\n");
 }
 
+/* Adds "thread 123 (python) sleeps in futex_wait_queue" for each of the first threads; nothing if the process is
+   gone. */
 static void threads_add(struct sink *sink, pid_t pid)
 {
+	struct threads threads = { sink, pid, 0 };
 	char folder[64];
-	struct dirent *entry;
-	DIR *threads;
-	int count = 0;
 
 	snprintf(folder, sizeof(folder), "/proc/%d/task", (int)pid);
-	threads = opendir(folder);
-	if (threads == NULL)
-		return;
-	while (count < THREADS_MAX && (entry = readdir(threads)) != NULL) {
-		if (!isdigit((unsigned char)entry->d_name[0]))
-			continue;
-		add_thread(sink, folder, entry->d_name);
-		count++;
-	}
-	closedir(threads);
+	proc_visit(folder, add_thread, &threads);
 }
-
-enum {
-	CHILD_SECONDS = 60, /* a file server that does not answer must not keep the child for ever */
-};
 
 void record_end_text(int wait_status, char *text, size_t bytes)
 {
@@ -316,4 +307,124 @@ pid_t record_dump_beside(const struct record_order *order, const struct rings_so
 	}
 	free_snapshot(snapshot);
 	return child;
+}
+
+/* ---- the stacks of Python's threads ---- */
+
+enum { LOOK_MS = 5, QUIET_MS = 40 };
+
+int stack_signal(const char *link)
+{
+	static const char name[] = "/memfd:ddp_stack-";
+	const char *text = link + sizeof(name) - 1;
+	char *end;
+	long number;
+
+	if (strncmp(link, name, sizeof(name) - 1) != 0 || !isdigit((unsigned char)text[0]))
+		return 0;
+	number = strtol(text, &end, 10);
+	/* The usual signals would end a process that does not expect them. */
+	if ((*end != '\0' && *end != ' ') || number < SIGRTMIN || number > SIGRTMAX)
+		return 0;
+	return (int)number;
+}
+
+/* Opens the process's file anew, so that the kernel checks that it is the user's. */
+static int open_file(pid_t pid, int *number)
+{
+	char folder[64], path[sizeof(folder) + 256 + 2], link[128];
+	struct dirent *entry;
+	DIR *files;
+	int file = -1;
+
+	snprintf(folder, sizeof(folder), "/proc/%d/fd", (int)pid);
+	files = opendir(folder);
+	while (files != NULL && file < 0 && (entry = readdir(files)) != NULL) {
+		snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
+		ssize_t length = readlink(path, link, sizeof(link) - 1);
+		if (length < 0)
+			continue;
+		link[length] = '\0';
+		*number = stack_signal(link);
+		if (*number != 0)
+			file = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+	}
+	if (files != NULL)
+		closedir(files);
+	return file;
+}
+
+static bool handles(pid_t pid, int number)
+{
+	char status[8192];
+
+	proc_read(status, sizeof(status), "/proc/%d/status", (int)pid);
+	return (proc_signals(status, "SigCgt") >> (number - 1) & 1) != 0;
+}
+
+/* The number may be another process's by now, which a descriptor never is. */
+static bool send_stack_signal(int process, pid_t pid, int number)
+{
+	return process >= 0 ? handle_signal(process, number) : kill(pid, number) == 0;
+}
+
+bool stack_ask(pid_t pid, struct stack *stack)
+{
+	int process = handle_open(pid), number = 0;
+	struct stat info;
+	bool asked;
+
+	stack->file = open_file(pid, &number);
+	asked = stack->file >= 0 && fstat(stack->file, &info) == 0 && S_ISREG(info.st_mode) && handles(pid, number);
+	if (asked)
+		stack->before = info.st_size;
+	asked = asked && send_stack_signal(process, pid, number);
+	if (process >= 0)
+		close(process);
+	if (!asked && stack->file >= 0)
+		close(stack->file);
+	if (!asked)
+		stack->file = -1;
+	return asked;
+}
+
+static off_t size_of(int file)
+{
+	struct stat info;
+
+	return fstat(file, &info) == 0 ? info.st_size : 0;
+}
+
+char *stack_take(struct stack *stack, unsigned long long deadline_ns)
+{
+	const struct timespec pause = { .tv_nsec = LOOK_MS * 1000000L };
+	uint64_t changed_ns = ddp_now_ns();
+	off_t seen = stack->before;
+	char *text = NULL;
+	ssize_t got = 0;
+
+	/* Threads come one after the other. */
+	while (ddp_now_ns() < deadline_ns && (seen == stack->before || ddp_now_ns() < changed_ns + QUIET_MS * 1000000ull)) {
+		off_t now = size_of(stack->file);
+		if (now != seen)
+			changed_ns = ddp_now_ns();
+		seen = now;
+		nanosleep(&pause, NULL);
+	}
+	if (seen > stack->before)
+		text = calloc(1, STACK_TEXT_MAX + 1);
+	if (text != NULL && (got = pread(stack->file, text, STACK_TEXT_MAX, stack->before)) <= 0) {
+		free(text);
+		text = NULL;
+	}
+	/* The file may hold anything that its user wrote there. */
+	for (size_t i = 0; text != NULL && i < (size_t)got; i++)
+		if (text[i] != '\n' && (text[i] < ' ' || text[i] > '~'))
+			text[i] = '?';
+	/* The next text begins at the start of the file, so the file does not grow. */
+	if (ftruncate(stack->file, 0) != 0)
+		errno = 0;
+	close(stack->file);
+	stack->file = -1;
+	return text;
 }

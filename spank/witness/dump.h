@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes the flight recorder's lines of a node's tasks to files of the user's. The writer is a process of the user's: a
-   child of slurmstepd's that becomes the user, a child of the witness's, or ddp-status. libc only. */
+/* Writes the flight recorder's lines of a node's tasks to files of the user's, and asks Python for its stacks. The
+   writer is a process of the user's: a child of slurmstepd's that becomes the user, a child of the witness's, or
+   ddp-status. libc only. */
 #pragma once
 
 #include <stdatomic.h>
@@ -11,12 +12,6 @@
 #include "spank/base/child.h"
 #include "spank/base/text.h"
 #include "spank/witness/rings.h"
-
-/* The kernel's word on the threads of a process of the same user: a line for each. libc only. */
-
-/* Adds "thread 123 (python) sleeps in futex_wait_queue" for each of the first threads; nothing if the process is
-   gone. */
-enum { THREADS_MAX = 256 };
 
 enum { RECORD_DIR_MAX = 1024 };
 
@@ -61,3 +56,22 @@ void record_note_lost(struct error *lost, const char *reason);
 
 /* "signal 9", "code 1". */
 void record_end_text(int wait_status, char *text, size_t bytes);
+
+/* The stacks of a process's Python threads, which slurm_ddp's faulthandler writes to a memory file when it
+   gets a signal (libruntime/python/slurm_ddp/slurm_ddp/stack.py). The file's name tells the signal. A process without
+   such a file, or without a handler, gets none. */
+enum { STACK_TEXT_MAX = 12288, STACK_WAIT_MS = 1500 };
+
+struct stack {
+	int file;     /* -1: the process has none */
+	off_t before; /* what the file held before */
+};
+
+/* Asks a process for its stacks. False: it has no such file; stack_take() must not be called. */
+bool stack_ask(pid_t pid, struct stack *stack);
+/* Waits until the process has written, at most until `deadline_ns` (ddp_now_ns()), and closes the file. Returns
+   text of lines, to be freed; NULL: nothing came. */
+char *stack_take(struct stack *stack, unsigned long long deadline_ns);
+
+/* The signal in the target of a link such as "/memfd:ddp_stack-59 (deleted)"; 0: it is another file. */
+int stack_signal(const char *link);

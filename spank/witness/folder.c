@@ -27,9 +27,9 @@ static bool refuse(const struct folder_wish *wish, const char *what, const char 
 {
 	const int reason = errno;
 
-	return error_set(error, "%s=%s: cannot %s %s: %s; %s, on all nodes", wish->option, wish->dir, what, name, strerror(reason),
-	                 wish->make ? "name a folder that exists and that you may write to"
-	                            : "the administrator makes the site's folder, with mode 1777");
+	return error_set(error, "%s=%s: cannot %s %s: %s; %s, on all nodes", wish->option, wish->dir, what, name,
+	                 strerror(reason), wish->make ? "name a folder that exists and that you may write to"
+	                                              : "the administrator makes the site's folder, with mode 1777");
 }
 
 static int open_dir(const struct folder_wish *wish, struct error *error)
@@ -92,20 +92,6 @@ static void lock(int file)
 		pause_ms(LOCK_LOOK_MS);
 }
 
-static bool write_all(int file, const char *text, size_t bytes)
-{
-	while (bytes > 0) {
-		ssize_t done = write(file, text, bytes);
-		if (done < 0 && errno == EINTR)
-			continue;
-		if (done <= 0)
-			return false;
-		text += done;
-		bytes -= (size_t)done;
-	}
-	return true;
-}
-
 bool record_folder_add(int folder, uint32_t rank, const char *line, size_t bytes, struct error *error)
 {
 	struct stat info;
@@ -126,7 +112,7 @@ bool record_folder_add(int folder, uint32_t rank, const char *line, size_t bytes
 		close(file);
 		return error_set(error, "%s has its largest size", name);
 	}
-	fine = write_all(file, line, bytes);
+	fine = text_write(file, line, bytes) == bytes;
 	if (!fine) {
 		error_set(error, "cannot write %s: %s", name, strerror(errno));
 		/* No half of a line is to stay, if that can be helped. */

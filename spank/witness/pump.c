@@ -73,19 +73,6 @@ struct pump {
 	struct stream stream[];
 };
 
-static int write_all(int fd, const char *text, size_t bytes, size_t *done)
-{
-	for (*done = 0; *done < bytes;) {
-		ssize_t got = write(fd, text + *done, bytes - *done);
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got <= 0)
-			return got < 0 ? errno : EIO;
-		*done += (size_t)got;
-	}
-	return 0;
-}
-
 /* An error also comes at once. */
 static bool can_write(int fd)
 {
@@ -98,26 +85,24 @@ static bool can_write(int fd)
 static void say_lost(struct stream *stream)
 {
 	char text[PIPE_BUF];
-	size_t done;
 	int length;
 
 	if (stream->said || !can_write(stream->fds[PUMP_SAY]))
 		return;
 	length = snprintf(text, sizeof(text), "ddp: %s: what it writes does not reach its file %s: %s\n", stream->about.who,
 	                  stream->about.path, strerror(stream->reason));
-	stream->said = write_all(stream->fds[PUMP_SAY], text, length > 0 ? (size_t)length : 0, &done) != EAGAIN || done > 0;
+	stream->said = text_write(stream->fds[PUMP_SAY], text, (size_t)length) > 0 || errno != EAGAIN;
 }
 
 /* The file takes bytes again. */
 static bool note_gap(struct stream *stream)
 {
 	char text[256];
-	size_t done;
 	int length = snprintf(text, sizeof(text),
 	                      "\nddp: %llu bytes are missing here, because the file could not be written: %s\n",
 	                      (unsigned long long)stream->lost, strerror(stream->reason));
 
-	if (write_all(stream->fds[PUMP_FILE], text, (size_t)length, &done) != 0)
+	if (text_write(stream->fds[PUMP_FILE], text, (size_t)length) < (size_t)length)
 		return false;
 	stream->lost = 0;
 	stream->said = false;
@@ -130,14 +115,14 @@ static void write_file(struct stream *stream)
 	const char *text = stream->data + stream->filed;
 	const size_t bytes = stream->whole - stream->filed;
 	size_t done = 0;
-	int reason = 0;
 
 	if (bytes == 0)
 		return;
-	if (stream->lost == 0 || note_gap(stream))
-		reason = write_all(stream->fds[PUMP_FILE], text, bytes, &done);
-	if (reason != 0)
-		stream->reason = reason;
+	if (stream->lost == 0 || note_gap(stream)) {
+		done = text_write(stream->fds[PUMP_FILE], text, bytes);
+		if (done < bytes)
+			stream->reason = errno;
+	}
 	stream->lost += bytes - done;
 	stream->filed = stream->whole;
 	if (stream->lost > 0)
@@ -213,17 +198,13 @@ static bool is_shown(const struct stream *stream)
 
 static void write_out(struct stream *stream)
 {
-	size_t done;
-	int reason;
-
 	if (stream->sent == stream->shown_bytes)
 		fill_shown(stream);
 	/* Another start of the task may have filled the same pipe since the last poll. */
 	if (!can_write(stream->fds[PUMP_OUT]))
 		return;
-	reason = write_all(stream->fds[PUMP_OUT], stream->shown + stream->sent, stream->shown_bytes - stream->sent, &done);
-	stream->sent += done;
-	if (reason != 0 && reason != EAGAIN)
+	stream->sent += text_write(stream->fds[PUMP_OUT], stream->shown + stream->sent, stream->shown_bytes - stream->sent);
+	if (stream->sent < stream->shown_bytes && errno != EAGAIN)
 		close_once(&stream->fds[PUMP_OUT]);
 }
 
@@ -240,10 +221,9 @@ static void read_in(struct stream *stream)
 static void end_stream(struct stream *stream)
 {
 	const int file = stream->fds[PUMP_FILE];
-	size_t done;
 
 	if (stream->in_line && stream->about.label[0] != '\0' && can_write(stream->fds[PUMP_OUT]))
-		write_all(stream->fds[PUMP_OUT], "\n", 1, &done);
+		text_write(stream->fds[PUMP_OUT], "\n", 1);
 	stream->in_line = false;
 	stream->fds[PUMP_FILE] = -1;
 	/* Some file servers refuse bytes as late as now. */
@@ -380,7 +360,7 @@ static bool is_ready(const struct pump *pump, int place)
 	return place > 0 && pump->ready[place].revents != 0;
 }
 
-static void run(struct pump *pump)
+static void run_pump(struct pump *pump)
 {
 	for (;;) {
 		int wait_ms;
@@ -418,7 +398,7 @@ _Noreturn static void keep(struct pump *pump)
 	for (int made = 0; made < PUMPS_MAX; made++) {
 		pid_t pid = fork_sharing();
 		if (pid == 0) {
-			run(pump);
+			run_pump(pump);
 			_exit(0);
 		}
 		if (pid < 0)
@@ -428,7 +408,7 @@ _Noreturn static void keep(struct pump *pump)
 		if (WIFEXITED(status))
 			_exit(0);
 	}
-	run(pump);
+	run_pump(pump);
 	_exit(0);
 }
 
@@ -563,17 +543,10 @@ bool pump_add(int control, const struct pump_stream *stream, const int fds[PUMP_
 
 bool pump_shares_group(const char *path)
 {
-	char text[4096];
+	char text[4096] = "\n";
 	const char *line;
-	ssize_t got;
-	int file = open(path, O_RDONLY | O_CLOEXEC);
 
-	if (file < 0)
-		return false;
-	text[0] = '\n';
-	got = read(file, text + 1, sizeof(text) - 2);
-	close(file);
-	text[got > 0 ? got + 1 : 0] = '\0';
+	proc_read(text + 1, sizeof(text) - 1, "%s", path);
 	/* The kernel writes this line last. */
 	line = strstr(text, "\n0::");
 	return line != NULL && strstr(line, "slurmstepd.scope/job_") != NULL;

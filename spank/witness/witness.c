@@ -32,8 +32,6 @@ enum {
 	RETRY_MAX_MS = 60000,
 };
 
-#define NS_PER_MS 1000000ull
-
 /* Where a witness or a keeper is. */
 struct place {
 	struct witness *witness;
@@ -75,13 +73,13 @@ static int wait_signal(const sigset_t *all, int look_ms, siginfo_t *info)
 	return number < 0 && errno == EAGAIN ? 0 : number;
 }
 
-static void note(const struct place *place, const siginfo_t *info)
+static void note_signal(const struct place *place, const siginfo_t *info)
 {
 	if (!is_sent_by_slurm(info, place->slurmstepd))
 		return;
 	if (judge_is_stop(info->si_signo))
 		atomic_store(&place->witness->asked_to_stop, true);
-	if (judge_is_word(info->si_signo) && info->si_signo != PARENT_DIED)
+	if (judge_is_user_signal(info->si_signo) && info->si_signo != PARENT_DIED)
 		atomic_store(&place->witness->word_ns, ddp_now_ns());
 }
 
@@ -110,7 +108,7 @@ static pid_t fork_sibling(_Atomic pid_t *number)
 #endif
 }
 
-static void keep(const struct place *place);
+static void keep_witnesses(const struct place *place);
 
 /* In the witness. Returns when to try again; UINT64_MAX: never. */
 static uint64_t make_keeper(const struct place *place)
@@ -124,7 +122,7 @@ static uint64_t make_keeper(const struct place *place)
 	close(process);
 	pid = fork_sibling(&place->witness->keeper);
 	if (pid == 0) {
-		keep(place);
+		keep_witnesses(place);
 		/* Its end is not that of one who was killed. */
 		atomic_store(&place->witness->keeper, 0);
 		_exit(0);
@@ -143,7 +141,7 @@ static int wait_ms(int look_ms, uint64_t keeper_ns)
 	return (int)left_ms;
 }
 
-static void watch(const struct place *place, bool has_keeper)
+static void watch_signals(const struct place *place, bool has_keeper)
 {
 	const struct witness_words *words = place->words;
 	uint64_t keeper_ns = has_keeper ? UINT64_MAX : ddp_now_ns() + KEEPER_MS * NS_PER_MS;
@@ -163,7 +161,7 @@ static void watch(const struct place *place, bool has_keeper)
 		if (number < 0 && errno != EINTR)
 			return;
 		if (number > 0)
-			note(place, &info);
+			note_signal(place, &info);
 		/* The ranks stop by it: Slurm sends it 2 s before the SIGSTOP with which it
 		   suspends a step, and that stops the witness, too. */
 		suspended = number == SIGTSTP || (suspended && number != SIGCONT);
@@ -184,7 +182,7 @@ static int make_another(const struct place *place)
 	if (pid == 0) {
 		if (words->look_ms > 0 && words->begin_again != NULL)
 			words->begin_again(words->about);
-		watch(place, true);
+		watch_signals(place, true);
 		_exit(0);
 	}
 	process = pid > 0 ? handle_open(pid) : -1;
@@ -225,7 +223,7 @@ static void replace_witness(const struct place *place, struct kept *kept)
 
 /* Notes the same signals, and makes another witness when somebody has killed the last one. Without one it tells itself
    if slurmstepd dies. */
-static void keep(const struct place *place)
+static void keep_witnesses(const struct place *place)
 {
 	enum { SIGNALS, SLURMSTEPD, WITNESS, COUNT };
 	const struct timespec now = { .tv_sec = 0 };
@@ -248,7 +246,7 @@ static void keep(const struct place *place)
 		if (count < 0 && errno != EINTR)
 			return;
 		while (sigtimedwait(&all, &info, &now) > 0)
-			note(place, &info);
+			note_signal(place, &info);
 		if (count <= 0 ? kept.process >= 0 || count < 0 : kept.process < 0 || ready[WITNESS].revents == 0)
 			continue;
 		/* Slurm, which kills both, does so within this time. */
@@ -283,7 +281,7 @@ void witness_make(struct witness *witness, const struct witness_words *words)
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, &before);
 	if (fork_sibling(&witness->pid) == 0) {
-		watch(&place, false);
+		watch_signals(&place, false);
 		_exit(0);
 	}
 	atomic_store(&witness->made, WITNESS_DONE);
@@ -319,7 +317,7 @@ static uint64_t pending(pid_t pid, bool *runs)
 {
 	char text[4096];
 
-	proc_status(pid, text, sizeof(text));
+	proc_read(text, sizeof(text), "/proc/%d/status", (int)pid);
 	*runs = strstr(text, "\nState:\tR") != NULL;
 	return proc_signals(text, "SigPnd") | proc_signals(text, "ShdPnd");
 }
@@ -334,7 +332,7 @@ static enum slurm_sent sent_by(uint64_t mask)
 			continue;
 		if (judge_is_stop(number))
 			return SENT_STOP;
-		if (judge_is_word(number) && number != PARENT_DIED)
+		if (judge_is_user_signal(number) && number != PARENT_DIED)
 			sent = SENT_SIGNAL;
 	}
 	return sent;

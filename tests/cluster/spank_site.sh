@@ -135,7 +135,7 @@ prints_not 'ddp: ' "in silence"
 capture as_user srun --ddp=restart=1,spare=2 -N2 -n2 true
 fails_without_hanging "a user's own spare= that does not fit is refused"
 prints 'ddp: spare=2 needs more nodes than the step has \(2\)' "in words"
-capture as_user salloc -N2 -n4 srun --ddp -N1 -n2 sh -c 'echo rank $RANK of $WORLD_SIZE' : -N1 -n1 sh -c 'echo rank $RANK of $WORLD_SIZE'
+capture as_user salloc -N2 -n4 srun --ddp -N1 -n2 sh -c 'echo rank $RANK of $WORLD_SIZE' : -N1 -n1 sh -c 'echo rank $RANK of $WORLD_SIZE${DDP_JOINS+ restarts}'
 status_is 0 "restart= of the site, several components: the step runs"
 prints_times 3 '^rank [0-2] of 3$' "as one world"
 capture as_user salloc -N2 -n4 srun --ddp=restart=1 -N1 -n2 true : -N1 -n1 true

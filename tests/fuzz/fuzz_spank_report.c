@@ -2,7 +2,7 @@
 /*
  * What tasks and srun hand to a slurmstepd that runs as root: a task's page of
  * progress, put into a sentence, and the word on where srun listens.
- * fuzz-sources: spank/node/report.c spank/wire/progress_page.c spank/wire/judge.c spank/base/text.c spank/wire/relay.c spank/wire/channel.c
+ * fuzz-sources: spank/wire/report.c spank/wire/progress_page.c spank/wire/judge.c spank/base/text.c spank/wire/relay.c spank/wire/channel.c
  */
 #include <ctype.h>
 #include <stdint.h>
@@ -10,10 +10,10 @@
 #include <string.h>
 
 #include "spank/base/release.h"
-#include "spank/node/report.h"
 #include "spank/wire/judge.h"
 #include "spank/wire/progress_page.h"
 #include "spank/wire/relay.h"
+#include "spank/wire/report.h"
 
 /* The build makes the plugin's own. */
 const char *release_own(void)

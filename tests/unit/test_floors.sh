@@ -33,9 +33,9 @@ libruntime()
 spank()
 {
 	root=. folder=spank
-	floors=(spank/base spank/options spank/identity spank/wire spank/launch spank/witness spank/node spank/slurmctld spank/srun spank/status
+	floors=(spank/base spank/options spank/identity spank/wire spank/launch spank/witness spank/node spank/slurmctld spank/plugin.h spank/srun spank/status
 		spank/stepd spank/task spank/plugin)
-	interfaces=()
+	interfaces=(spank/plugin.h spank/status/sources.h)
 }
 
 kernels()

@@ -16,7 +16,7 @@
 #include "job/job.h"
 #include "spank/node/stall.h"
 #include "spank/wire/progress_page.h"
-#include "spank/witness/stack.h"
+#include "spank/witness/dump.h"
 #include "tests/support/hung.h"
 #include "tests/support/test.h"
 #include "watch/page.h"

@@ -287,16 +287,6 @@ static struct far {
 	int times_told; /* of spares */
 } far[NODES];
 
-static void take_link(void *about, uint32_t node, enum links_event event)
-{
-	dealer_take_link(node, event);
-}
-
-static void take_frame(void *about, uint32_t node, const struct frame *frame)
-{
-	dealer_take_frame(node, frame);
-}
-
 static void open_link(uint32_t node)
 {
 	unsigned char packed[OPENING_BYTES];
@@ -371,7 +361,7 @@ static void until_generation(uint32_t number)
 static void begin_without_joins(void)
 {
 	const struct plan_policy policy = { .restarts = 2, .spares = 1, .silence_ms = SILENCE_MS };
-	const struct links_actions actions = { .event = take_link, .take = take_frame };
+	const struct links_actions actions = { .event = dealer_take_link, .take = dealer_take_frame };
 	struct error error;
 
 	generation = 0;

@@ -421,7 +421,7 @@ TEST(thread_answers_srun_when_it_has_told_all)
 
 static atomic_int byes;
 
-static void note_bye(void *about, uint32_t link, enum links_event event)
+static void note_bye(uint32_t link, enum links_event event)
 {
 	atomic_fetch_add(&byes, event == LINK_BYE);
 }

@@ -192,12 +192,10 @@ static struct side {
 
 static struct relay_sender senders[NODES];
 
-static void note_event(void *about, uint32_t node, enum links_event event)
+static void note_event(uint32_t node, enum links_event event)
 {
-	struct side *side = about;
-
 	assert_true(node < NODES);
-	side->events[node][event]++;
+	srun.events[node][event]++;
 }
 
 /* Each frame of a side has a number, so that one that is lost or doubled is seen; and a length of its own. */
@@ -219,11 +217,9 @@ static void check_numbered(const struct frame *frame, uint64_t wanted)
 	assert_memory_equal(frame->payload, payload, frame->bytes);
 }
 
-static void take_of_node(void *about, uint32_t node, const struct frame *frame)
+static void take_of_node(uint32_t node, const struct frame *frame)
 {
-	struct side *side = about;
-
-	check_numbered(frame, side->next_of_node[node]++);
+	check_numbered(frame, srun.next_of_node[node]++);
 }
 
 static void take_of_srun(void *about, const struct frame *frame)
@@ -235,7 +231,7 @@ static void take_of_srun(void *about, const struct frame *frame)
 
 static void begin_srun(uint32_t silence_ms)
 {
-	const struct links_actions actions = { .event = note_event, .take = take_of_node, .about = &srun };
+	const struct links_actions actions = { .event = note_event, .take = take_of_node };
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
 	socklen_t bytes = sizeof(address);
 
@@ -583,7 +579,7 @@ TEST(an_older_opening_replaces_none)
 	assert_false(links_send(&srun.links, 0, FRAME_NEWS, "", 1));
 	/* Without silence= there are no links. */
 	links_end(&srun.links);
-	links_start(&srun.links, secret, 0, &(struct links_actions){ .about = NULL });
+	links_start(&srun.links, secret, 0, &(struct links_actions){ .event = NULL });
 	assert_false(links_adopt(&srun.links, pair[0], &srun.relay, &old, ddp_now_ns()));
 	assert_int_equal(links_descriptor(&srun.links), -1);
 	close(pair[0]);

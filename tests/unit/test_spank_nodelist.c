@@ -325,3 +325,10 @@ TEST(written_lists_are_read_in_the_same_order)
 		assert_false(nodelist_write(text, strlen(cases[i].list), count, name_at, cases[i].names));
 	}
 }
+
+TEST(names_are_found_as_a_whole)
+{
+	assert_true(names_have("n1,n12,n3", "n1") && names_have("n1,n12,n3", "n12") && names_have("n1,n12,n3", "n3"));
+	assert_false(names_have("n1,n12,n3", "n2") || names_have("n12", "n1") || names_have("n1", "n12") ||
+	             names_have(NULL, "n1") || names_have("", "") || names_have("n1,,n2", ""));
+}

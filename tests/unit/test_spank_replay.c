@@ -14,7 +14,6 @@
 #include "spank/srun/peers.h"
 #include "spank/srun/relay_srun.h"
 #include "spank/srun/step.h"
-#include "spank/wire/notes.h"
 #include "spank/wire/relay.h"
 #include "tests/support/spank_task.h"
 #include "tests/support/test.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/node/report: the sentence about a failed task, from a page not to trust.
+/* spank/wire/report: the sentence about a failed task, from a page not to trust.
    spank/wire/judge: what follows from the end of a task, one line per case.
    spank/wire/progress_page, spank/node/node: who is named when ranks give up because of another one, and
    what that one was doing. */
@@ -12,12 +12,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ddp.h"
 #include "base/clock.h"
+#include "ddp.h"
 #include "spank/node/node.h"
-#include "spank/node/report.h"
-#include "spank/wire/progress_page.h"
 #include "spank/wire/judge.h"
+#include "spank/wire/progress_page.h"
+#include "spank/wire/report.h"
 #include "tests/support/test.h"
 
 #define EXITED(code) ((code) << 8)
@@ -159,9 +159,9 @@ TEST(ends_are_told_apart)
 	assert_true(judge_is_farewell(W_EXITCODE(128 + SIGHUP, 0)) && judge_is_farewell(SIGTERM));
 	assert_false(judge_is_farewell(W_EXITCODE(1, 0)) || judge_is_farewell(SIGKILL) || judge_is_farewell(SIGSEGV));
 	assert_false(judge_is_farewell(W_EXITCODE(128 + SIGABRT, 0)) || judge_is_farewell(W_EXITCODE(255, 0)));
-	assert_true(judge_is_word(SIGUSR1) && judge_is_word(SIGHUP) && judge_is_word(SIGRTMIN + 3));
-	assert_false(judge_is_word(SIGTERM) || judge_is_word(SIGINT) || judge_is_word(SIGKILL));
-	assert_false(judge_is_word(SIGCONT) || judge_is_word(SIGTSTP) || judge_is_word(SIGWINCH) || judge_is_word(0));
+	assert_true(judge_is_user_signal(SIGUSR1) && judge_is_user_signal(SIGHUP) && judge_is_user_signal(SIGRTMIN + 3));
+	assert_false(judge_is_user_signal(SIGTERM) || judge_is_user_signal(SIGINT) || judge_is_user_signal(SIGKILL));
+	assert_false(judge_is_user_signal(SIGCONT) || judge_is_user_signal(SIGTSTP) || judge_is_user_signal(SIGWINCH) || judge_is_user_signal(0));
 }
 
 /* Which of the facts are true, and what is wanted, as letters: lone, all_killed,

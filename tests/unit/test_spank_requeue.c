@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/slurmctld/requeue_judge: when srun asks Slurm to start the job again, and what it says.
-   spank/wire/event: a failure as a line that programs read. */
+   spank/wire/report: a failure as a line that programs read. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "spank/slurmctld/requeue_judge.h"
-#include "spank/wire/event.h"
+#include "spank/wire/report.h"
 #include "tests/support/test.h"
 
 /* A job of sbatch in its first run, and a step with requeue=3 that failed with code 9 after ten minutes. */
@@ -313,7 +313,7 @@ TEST(other_notes_are_none)
 	}
 }
 
-/* ---- spank/wire/event ----------------------------------------------------------- */
+/* ---- spank/wire/report ----------------------------------------------------------- */
 
 static struct event crash(const char *text)
 {

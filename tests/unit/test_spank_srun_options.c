@@ -345,14 +345,6 @@ TEST(an_answer_is_read)
 	}
 }
 
-TEST(lists_have_whole_names)
-{
-	assert_true(preflight_step_lists("n1,n12,n3", "n1") && preflight_step_lists("n1,n12,n3", "n12") &&
-	            preflight_step_lists("n1,n12,n3", "n3"));
-	assert_false(preflight_step_lists("n1,n12,n3", "n2") || preflight_step_lists("n12", "n1") || preflight_step_lists("n1", "n12") ||
-	             preflight_step_lists(NULL, "n1") || preflight_step_lists("", "") || preflight_step_lists("n1,,n2", ""));
-}
-
 static bool has(char *const list[], const char *entry)
 {
 	for (; *list != NULL; list++)

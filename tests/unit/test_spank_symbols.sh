@@ -72,13 +72,17 @@ same "spank/witness/agent.c spank/witness/dump.c spank/witness/pump.c" \
 		LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
 	"it forks in agents, and to write as the user, alone"
 # What is root in slurmstepd, or may be: it opens the kernel's own files, whose names begin with /proc or /sys.
-opens='spank/base/child.c spank/node/memory.c spank/node/stall.c spank/node/stall_watch.c spank/node/supervise.c'
+opens='spank/base/child.c spank/node/stall.c spank/node/supervise.c'
 same "$opens" \
 	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_](f?open|openat|opendir|mkdir|unlink|rename|creat)\(' spank/base spank/wire spank/node spank/stepd.c --include='*.c' |
 		LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
-	"root opens no files but in five sources"
+	"root opens no files but in three sources"
 # shellcheck disable=SC2086 # paths are words
 same "" "$(cd "${srcdir:-.}" && grep -hE '"/(dev|etc|home|opt|run|tmp|usr|var)[/"]' $opens)" "which name the kernel's files"
+same "spank/node/supervise.c spank/witness/pump.c" \
+	"$(cd "${srcdir:-.}" && grep -rE '[^a-z_]proc_read\(.*"' spank --include='*.c' | grep -v '"/proc/' | cut -d : -f 1 |
+		LC_ALL=C sort -u | tr '\n' ' ' | sed 's/ $//')" \
+	"so do callers of proc_read(), but for two that are given the path"
 same "spank/identity/master.c" "$(cd "${srcdir:-.}" && grep -rl 'getaddrinfo(' spank --include='*.c')" "names are resolved as the user alone"
 same "" "$(grep -rhE '(^|[^a-z_])dlopen\(' "${srcdir:-.}/spank" --include='*.c' | grep -v RTLD_NOLOAD)" \
 	"it opens a library only if that is loaded already"

@@ -3,7 +3,7 @@
 /* spank/launch/variables: what a task gets. */
 #include <string.h>
 
-#include "spank/launch/container.h"
+#include "spank/launch/srun_options.h"
 #include "spank/launch/variables.h"
 #include "tests/support/spank_task.h"
 #include "tests/support/test.h"

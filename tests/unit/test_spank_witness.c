@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/witness and spank/node/memory: what a node sees beside the ends of its tasks. */
+/* spank/witness, and memory_*() of spank/node/supervise: what a node sees beside the ends of its tasks. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
-#include "spank/node/memory.h"
+#include "spank/node/supervise.h"
 #include "spank/wire/timeline.h"
 #include "spank/witness/witness.h"
 #include "tests/support/spank_task.h"

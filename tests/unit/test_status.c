@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/status/cluster.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
-#include "spank/witness/stack.h"
+#include "spank/status/sources.h"
+#include "spank/witness/dump.h"
 #include "tests/support/folder.h"
 #include "tests/support/test.h"
 

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/status/local.h"
 #include "spank/status/prometheus.h"
+#include "spank/status/sources.h"
 #include "tests/support/test.h"
 
 enum { TEXT_MAX = 16384 };

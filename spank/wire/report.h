@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A failure as one line of KEY=VALUE, for a node's log and for the job's comment. spank_ddp(8) lists the keys. Programs
-   read such lines weeks later, so a key keeps its name and its meaning as long as `v` stays the same. Pure. */
+/* A failure in words: as one line of KEY=VALUE for programs, and as a sentence for people. Pure. */
 #pragma once
 
 #include <stdbool.h>
@@ -8,7 +7,12 @@
 #include <stdint.h>
 
 #include "spank/wire/judge.h"
+#include "watch/progress.h"
 
+/* ---- for programs ---- */
+
+/* The line is for a node's log and for the job's comment. spank_ddp(8) lists the keys. Programs read such lines weeks
+   later, so a key keeps its name and its meaning as long as `v` stays the same. */
 enum {
 	EVENT_VERSION = 1,
 	EVENT_TEXT_MAX = 320, /* of the sentence, with what escapes its quotes */
@@ -60,3 +64,29 @@ void event_write(const struct event *event, char *text, size_t bytes);
 /* Writes the job's comment with a note of the event: the comment, in which an earlier such note gives way, and "[ddp:
    failure v=1 ...]". A note for requeue= stays behind it. False if there is no room. */
 bool event_comment(const struct event *event, const char *comment, char *text, size_t bytes);
+
+/* ---- for people ---- */
+
+/* A task that failed. Root reads its page, to which the task may have written anything, so each value is checked. */
+struct failure {
+	uint32_t rank, world_size;
+	const char *node;             /* printed with '?' for what is not printable */
+	uint32_t node_tasks;          /* of which all were killed; 0: it is about the rank */
+	bool launcher;                /* the task is the launcher of its node */
+	bool out_of_memory;           /* the kernel has killed for want of memory */
+	int wait_status;              /* as wait(2) gives it */
+	double seconds;               /* since its program began */
+	struct ddp_progress progress; /* a copy; zeroed if there is none */
+	uint64_t now_ns;              /* CLOCK_MONOTONIC */
+};
+
+/* Writes the sentence, cut to `bytes` if need be; printable bytes only. */
+void report_failure(const struct failure *failure, char *text, size_t bytes);
+
+/* The sentence about `count` of a node's tasks that ended before their program began. */
+void report_unstarted(const char *node, uint32_t count, uint32_t tasks, int wait_status, char *text,
+                      size_t bytes);
+
+/* The sentence for when slurmstepd, with the node's tasks in its care, is gone. */
+void report_slurmstepd(const char *node, uint32_t tasks, uint32_t world_size, char *text,
+                       size_t bytes);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/query.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +16,14 @@
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
+#include "base/clock.h"
+#include "spank/base/child.h"
+#include "spank/base/worker.h"
 #include "spank/identity/nodelist.h"
 #include "spank/options/site.h"
 #include "spank/wire/timeline.h"
 
-bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact,
-              struct error *error)
+bool query_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact, struct error *error)
 {
 	spank_err_t reason = spank_get_item(spank, item, fact);
 
@@ -27,7 +31,7 @@ bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact
 	       error_set(error, "Slurm does not give %s: %s", name, spank_strerror(reason));
 }
 
-const slurm_conf_t *ask_configuration(void)
+const slurm_conf_t *query_configuration(void)
 {
 	return dlsym(RTLD_DEFAULT, "slurm_conf");
 }
@@ -44,7 +48,7 @@ static bool is_in_program(const void *address)
 /* No SPANK function does so. srun's options are a structure of its own, `opt`, which
    other versions of Slurm lay out otherwise, but each has this function, with which srun
    itself and plugins of cli_filter fill it. */
-bool ask_to_set_option(int letter, const char *value)
+bool set_srun_option(int letter, const char *value)
 {
 	int (*process)(void *options, int letter, const char *value, bool by_variable, bool early);
 	void *options = dlsym(RTLD_DEFAULT, "opt");
@@ -57,49 +61,49 @@ bool ask_to_set_option(int letter, const char *value)
 /* Where SLURM's configuration is not found, it is SLURM's first way. */
 static bool tracks_by(const char *way)
 {
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 
 	return strcmp(conf != NULL && conf->proctrack_type != NULL ? conf->proctrack_type : "proctrack/pgid", way) == 0;
 }
 
-bool ask_tracks_groups(void)
+bool query_tracks_groups(void)
 {
 	return tracks_by("proctrack/pgid");
 }
 
-bool ask_tracks_cgroups(void)
+bool query_tracks_cgroups(void)
 {
 	return tracks_by("proctrack/cgroup");
 }
 
-bool ask_signals_children_only(void)
+bool query_signals_children_only(void)
 {
 	char *(*find)(const char *name);
 	char *path;
 
-	if (!ask_tracks_cgroups())
+	if (!query_tracks_cgroups())
 		return false;
 	*(void **)&find = dlsym(RTLD_DEFAULT, "slurm_get_extra_conf_path");
 	/* Only SLURM could free the text. */
 	path = find != NULL ? find("cgroup.conf") : NULL;
-	return path == NULL || !site_file_says_yes(path, ask_configuration()->slurm_user_id, "SignalChildrenProcesses");
+	return path == NULL || !site_file_says_yes(path, query_configuration()->slurm_user_id, "SignalChildrenProcesses");
 }
 
-uint32_t ask_kill_wait_ms(void)
+uint32_t query_kill_wait_ms(void)
 {
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 
 	return (conf != NULL && conf->kill_wait > 0 ? conf->kill_wait : KILL_WAIT_SECONDS) * 1000u;
 }
 
-uint32_t ask_grace_ms(const struct settings *settings)
+uint32_t query_grace_ms(const struct settings *settings)
 {
-	return settings->grace_seconds == GRACE_OF_SLURM ? ask_kill_wait_ms()
+	return settings->grace_seconds == GRACE_OF_SLURM ? query_kill_wait_ms()
 	                                                 : settings->grace_seconds * 1000;
 }
 
 /* The plugin links no library, so it looks the function up in the process that has loaded it. */
-job_info_msg_t *ask_jobs(uint32_t job_id)
+job_info_msg_t *query_jobs(uint32_t job_id)
 {
 	__typeof__(slurm_load_job) *load;
 	job_info_msg_t *jobs = NULL;
@@ -114,7 +118,7 @@ job_info_msg_t *ask_jobs(uint32_t job_id)
 	return load != NULL && load(&jobs, id, SHOW_ALL) == 0 ? jobs : NULL;
 }
 
-char *ask_step_nodes(uint32_t job_id, uint32_t step_id)
+char *query_step_nodes(uint32_t job_id, uint32_t step_id)
 {
 	slurm_step_layout_t *(*get)(slurm_step_id_t *);
 	void (*release)(slurm_step_layout_t *);
@@ -137,7 +141,7 @@ char *ask_step_nodes(uint32_t job_id, uint32_t step_id)
 	return nodes;
 }
 
-void ask_free_jobs(job_info_msg_t *jobs)
+void query_free_jobs(job_info_msg_t *jobs)
 {
 	__typeof__(slurm_free_job_info_msg) *release;
 
@@ -146,17 +150,25 @@ void ask_free_jobs(job_info_msg_t *jobs)
 		release(jobs);
 }
 
-void ask_name_job(const job_info_t *job, char name[ASK_JOB_NAME_MAX])
+const job_info_t *query_job_in(const job_info_msg_t *jobs, uint32_t job_id)
 {
-	if (job->het_job_id != 0 && job->het_job_id != NO_VAL)
-		snprintf(name, ASK_JOB_NAME_MAX, "%u", job->het_job_id);
-	else if (job->array_job_id != 0 && job->array_task_id != NO_VAL)
-		snprintf(name, ASK_JOB_NAME_MAX, "%u_%u", job->array_job_id, job->array_task_id);
-	else
-		snprintf(name, ASK_JOB_NAME_MAX, "%u", job->job_id);
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++)
+		if (jobs->job_array[i].job_id == job_id)
+			return &jobs->job_array[i];
+	return NULL;
 }
 
-int ask_take_answer(int code, job_array_resp_msg_t *answer)
+void query_job_name(const job_info_t *job, char name[QUERY_JOB_NAME_MAX])
+{
+	if (job->het_job_id != 0 && job->het_job_id != NO_VAL)
+		snprintf(name, QUERY_JOB_NAME_MAX, "%u", job->het_job_id);
+	else if (job->array_job_id != 0 && job->array_task_id != NO_VAL)
+		snprintf(name, QUERY_JOB_NAME_MAX, "%u_%u", job->array_job_id, job->array_task_id);
+	else
+		snprintf(name, QUERY_JOB_NAME_MAX, "%u", job->job_id);
+}
+
+int query_answer_code(int code, job_array_resp_msg_t *answer)
 {
 	__typeof__(slurm_free_job_array_resp) *release;
 
@@ -172,12 +184,12 @@ int ask_take_answer(int code, job_array_resp_msg_t *answer)
 	return code;
 }
 
-int ask_to_change(const char *job_name, char *nodes, char *comment, bool release)
+int change_job(const char *job_name, char *nodes, char *comment, bool release)
 {
 	__typeof__(slurm_init_job_desc_msg) *begin;
 	__typeof__(slurm_update_job2) *update;
 	job_array_resp_msg_t *answer = NULL;
-	char name[ASK_JOB_NAME_MAX];
+	char name[QUERY_JOB_NAME_MAX];
 	job_desc_msg_t change;
 
 	*(void **)&begin = dlsym(RTLD_DEFAULT, "slurm_init_job_desc_msg");
@@ -194,47 +206,37 @@ int ask_to_change(const char *job_name, char *nodes, char *comment, bool release
 	if (release)
 		change.priority = INFINITE;
 	errno = 0;
-	return ask_take_answer(update(&change, &answer), answer);
+	return query_answer_code(update(&change, &answer), answer);
 }
 
-uint32_t ask_leader(uint32_t job_id)
+uint32_t query_leader(uint32_t job_id)
 {
-	job_info_msg_t *jobs = ask_jobs(job_id);
-	uint32_t leader = job_id;
+	job_info_msg_t *jobs = query_jobs(job_id);
+	const job_info_t *job = query_job_in(jobs, job_id);
+	uint32_t leader = job != NULL && job->het_job_id != 0 && job->het_job_id != NO_VAL ? job->het_job_id : job_id;
 
-	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
-		const job_info_t *job = &jobs->job_array[i];
-		if (job->job_id == job_id && job->het_job_id != 0 && job->het_job_id != NO_VAL)
-			leader = job->het_job_id;
-	}
-	ask_free_jobs(jobs);
+	query_free_jobs(jobs);
 	return leader;
 }
 
-bool ask_is_ending(uint32_t job_id)
+bool query_is_ending(uint32_t job_id)
 {
-	job_info_msg_t *jobs = ask_jobs(job_id);
+	job_info_msg_t *jobs = query_jobs(job_id);
+	const job_info_t *job = query_job_in(jobs, job_id);
 	time_t soon = time(NULL) + SIGNAL_SECONDS;
-	bool ending = false;
+	bool ending = job != NULL && (job->preempt_time != 0 || (job->end_time != 0 && job->end_time < soon));
 
-	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
-		const job_info_t *job = &jobs->job_array[i];
-		if (job->job_id == job_id)
-			ending = job->preempt_time != 0 || (job->end_time != 0 && job->end_time < soon);
-	}
-	ask_free_jobs(jobs);
+	query_free_jobs(jobs);
 	return ending;
 }
 
-uint32_t ask_state(uint32_t job_id)
+uint32_t query_job_state(uint32_t job_id)
 {
-	job_info_msg_t *jobs = ask_jobs(job_id);
-	uint32_t state = JOB_END;
+	job_info_msg_t *jobs = query_jobs(job_id);
+	const job_info_t *job = query_job_in(jobs, job_id);
+	uint32_t state = job != NULL ? job->job_state & JOB_STATE_BASE : JOB_END;
 
-	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++)
-		if (jobs->job_array[i].job_id == job_id)
-			state = jobs->job_array[i].job_state & JOB_STATE_BASE;
-	ask_free_jobs(jobs);
+	query_free_jobs(jobs);
 	return state;
 }
 
@@ -265,7 +267,7 @@ static bool is_down(const char *node)
 /* Slurm tells of all components of a heterogeneous job. */
 static bool has_left(uint32_t job_id, const char *node)
 {
-	job_info_msg_t *jobs = ask_jobs(job_id);
+	job_info_msg_t *jobs = query_jobs(job_id);
 	bool lists = false, listed = false;
 
 	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
@@ -277,36 +279,31 @@ static bool has_left(uint32_t job_id, const char *node)
 		lists = true;
 		listed |= nodelist_has(nodes, node);
 	}
-	ask_free_jobs(jobs);
+	query_free_jobs(jobs);
 	return lists && !listed;
 }
 
-bool ask_node_failed(uint32_t job_id, const char *node)
+bool query_node_failed(uint32_t job_id, const char *node)
 {
 	return has_left(job_id, node) || is_down(node);
 }
 
-bool ask_lost_node(uint32_t job_id, char node[HOST_NAME_MAX_BYTES])
+bool query_lost_node(uint32_t job_id, char node[HOST_NAME_MAX_BYTES])
 {
-	job_info_msg_t *jobs = ask_jobs(job_id);
-	bool lost = false;
+	job_info_msg_t *jobs = query_jobs(job_id);
+	const job_info_t *job = query_job_in(jobs, job_id);
+	bool lost = job != NULL && (job->job_state & JOB_STATE_BASE) == JOB_NODE_FAIL;
 
 	node[0] = '\0';
-	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
-		const job_info_t *job = &jobs->job_array[i];
-		if (job->job_id != job_id || (job->job_state & JOB_STATE_BASE) != JOB_NODE_FAIL)
-			continue;
-		lost = true;
 #if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(23, 11, 0)
-		if (job->failed_node != NULL && strlen(job->failed_node) < HOST_NAME_MAX_BYTES)
-			strcpy(node, job->failed_node);
+	if (lost && job->failed_node != NULL && strlen(job->failed_node) < HOST_NAME_MAX_BYTES)
+		strcpy(node, job->failed_node);
 #endif
-	}
-	ask_free_jobs(jobs);
+	query_free_jobs(jobs);
 	return lost;
 }
 
-uint32_t ask_affinity(void)
+uint32_t query_affinity(void)
 {
 	enum { CPUS_MAX = 8192 };
 	unsigned long mask[CPUS_MAX / (8 * sizeof(unsigned long))] = { 0 };
@@ -319,7 +316,7 @@ uint32_t ask_affinity(void)
 	return count;
 }
 
-void ask_to_say(const char *text)
+void print_to_user(const char *text)
 {
 	slurm_error("ddp: %s", text);
 }
@@ -339,24 +336,12 @@ struct rest {
 	bool found;
 };
 
-static bool is_among(const char *names, const char *name)
-{
-	size_t length = strlen(name);
-
-	for (const char *at = names; at != NULL; at = strchr(at, ',')) {
-		at += *at == ',';
-		if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == '\0'))
-			return true;
-	}
-	return false;
-}
-
 static bool add_rest(void *user, const char *host)
 {
 	struct rest *rest = user;
 	size_t length = strlen(host);
 
-	if (is_among(rest->without, host)) {
+	if (names_have(rest->without, host)) {
 		rest->found = true;
 		return true;
 	}
@@ -392,11 +377,11 @@ char *shrink_list(const char *nodes, const char *without)
 	return nodelist_walk(nodes, add_rest, &rest, &ignored) ? list_of(nodes, &rest) : NULL;
 }
 
-static int shrink(uint32_t job_id, const char *job_nodes, const char *nodes)
+static int shrink_component(uint32_t job_id, const char *job_nodes, const char *nodes)
 {
 	struct rest rest = { .without = nodes };
 	struct error ignored;
-	char *stay, name[ASK_JOB_NAME_MAX];
+	char *stay, name[QUERY_JOB_NAME_MAX];
 	int code;
 
 	if (job_nodes == NULL || !nodelist_walk(job_nodes, add_rest, &rest, &ignored))
@@ -407,7 +392,7 @@ static int shrink(uint32_t job_id, const char *job_nodes, const char *nodes)
 	stay = list_of(job_nodes, &rest);
 	/* The number is that of one component or one element, whose nodes these are. */
 	snprintf(name, sizeof(name), "%u", job_id);
-	code = stay != NULL ? ask_to_change(name, stay, NULL, false) : ESLURM_INVALID_NODE_NAME;
+	code = stay != NULL ? change_job(name, stay, NULL, false) : ESLURM_INVALID_NODE_NAME;
 	free(stay);
 	return code;
 }
@@ -415,13 +400,13 @@ static int shrink(uint32_t job_id, const char *job_nodes, const char *nodes)
 /* Gives the code with which slurmctld answers; -1: it does not tell of the job. */
 static int shrink_all(uint32_t job_id, const char *nodes)
 {
-	job_info_msg_t *jobs = ask_jobs(job_id);
+	job_info_msg_t *jobs = query_jobs(job_id);
 	int code = jobs != NULL && jobs->record_count > 0 ? 0 : -1;
 
 	/* SLURM tells of all components of a heterogeneous job. */
 	for (uint32_t i = 0; jobs != NULL && code == 0 && i < jobs->record_count; i++)
-		code = shrink(jobs->job_array[i].job_id, jobs->job_array[i].nodes, nodes);
-	ask_free_jobs(jobs);
+		code = shrink_component(jobs->job_array[i].job_id, jobs->job_array[i].nodes, nodes);
+	query_free_jobs(jobs);
 	return code;
 }
 
@@ -438,7 +423,7 @@ static bool awaits_slurmdbd(int code)
 
 static bool has_slurmdbd(void)
 {
-	const slurm_conf_t *conf = ask_configuration();
+	const slurm_conf_t *conf = query_configuration();
 
 	return conf != NULL && conf->accounting_storage_type != NULL &&
 	       strstr(conf->accounting_storage_type, "slurmdbd") != NULL;
@@ -464,4 +449,104 @@ bool shrink_job(uint32_t job_id, const char *nodes, struct error *error)
 	if (awaits_slurmdbd(code) && !has_slurmdbd())
 		return error_set(error, "without slurmdbd, SLURM changes the nodes of a job once only");
 	return error_set(error, "%s", spank_strerror((spank_err_t)code));
+}
+
+/* ---- the end of the step ---- */
+
+enum { POLL_MS = 20 };
+
+static struct {
+	struct kill_alone request;
+	struct worker worker;
+	bool running, asked;
+	atomic_bool tasks_ended;
+} alone;
+
+/* Slurm's own request to signal a step on all its nodes, as its PMIx plugin
+   makes it: found in the process that loaded us, since we link no library. */
+static int signal_job(uint32_t job_id, uint32_t step_id, uint16_t number)
+{
+	__typeof__(slurm_kill_job_step) *send_signal;
+
+	*(void **)&send_signal = dlsym(RTLD_DEFAULT, "slurm_kill_job_step");
+	if (send_signal == NULL) {
+		errno = ENOSYS;
+		return -1;
+	}
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(25, 11, 0)
+	slurm_step_id_t step = SLURM_STEP_ID_INITIALIZER;
+	step.job_id = job_id;
+	step.step_id = step_id;
+	return send_signal(&step, number, 0);
+#elif SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(23, 11, 0)
+	return send_signal(job_id, step_id, number, 0);
+#else
+	return send_signal(job_id, step_id, number);
+#endif
+}
+
+void kill_step(uint32_t job_id, uint32_t step_id)
+{
+	if (signal_job(job_id, step_id, SIGKILL) != 0 && errno != ESLURM_ALREADY_DONE &&
+	    errno != ESLURM_INVALID_JOB_ID)
+		slurm_error("ddp: cannot end step %u.%u: %s; scancel %u.%u does", job_id, step_id,
+		            spank_strerror((spank_err_t)errno), job_id, step_id);
+}
+
+/* If a witness was killed, the node finds out, in the thread that watches the tasks, whether it was
+   Slurm. That thread may wait for srun meanwhile; in a contained callback there is none. */
+enum { DOUBTED_MS = LOSS_MS + SETTLE_MS + CONNECT_MS + REPLY_MS };
+
+/* False if there is nothing to ask for any more. */
+static bool wait_for_turn(void)
+{
+	const struct kill_alone *request = &alone.request;
+	uint64_t turn_ns = ddp_now_ns() + (uint64_t)request->delay_ms * 1000000, killed_ns = 0;
+
+	for (;;) {
+		bool killed = witness_was_killed(request->witness) && !atomic_load(request->witness_lost);
+		uint64_t now_ns = ddp_now_ns();
+		if (!killed || killed_ns == 0)
+			killed_ns = killed ? now_ns : 0;
+		if ((killed || request->with_tasks) && atomic_load(&alone.tasks_ended))
+			return false;
+		if (killed && (contained_here() || now_ns - killed_ns >= DOUBTED_MS * 1000000ull))
+			return false;
+		if (!killed && now_ns >= turn_ns)
+			return true;
+		pause_ms(POLL_MS);
+	}
+}
+
+/* In a thread: the controller may take its time, and tasks are to be reaped. */
+static void kill_in_turn(void)
+{
+	uint32_t job_id = alone.request.job_id;
+
+	if (wait_for_turn())
+		kill_step(alone.request.heterogeneous ? query_leader(job_id) : job_id, alone.request.step_id);
+}
+
+void kill_start_alone(const struct kill_alone *request)
+{
+	/* A contained thread would end with its callback, which keeps Slurm from reaping tasks: it asks
+	   itself, where that is due soon. */
+	if (alone.asked || (contained_here() && request->with_tasks))
+		return;
+	alone.request = *request;
+	if (contained_here())
+		kill_in_turn();
+	else
+		alone.running = worker_start(&alone.worker, kill_in_turn);
+	alone.asked = alone.running || contained_here();
+}
+
+void kill_finish_alone(void)
+{
+	long left_ms = alone.request.with_tasks ? 0 : alone.request.delay_ms;
+
+	atomic_store(&alone.tasks_ended, true);
+	if (alone.running)
+		worker_join(&alone.worker, (int)left_ms + JOIN_MS);
+	alone.running = false;
 }
