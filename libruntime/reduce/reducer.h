@@ -13,7 +13,6 @@
 #include "comm/api.h"
 #include "reduce/bucket.h"
 #include "reduce/place.h"
-#include "watch/spans.h"
 #include "watch/watch.h"
 
 struct ddp_model;
