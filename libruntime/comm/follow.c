@@ -173,8 +173,7 @@ static void check_node(struct ddp_follower *f)
 		if (now - f->died_ns < LAST_WORK_NS)
 			return;
 		ddp_collective_describe(&(first != NULL ? first : f->head)->operation, text, sizeof(text));
-		(void)ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s died (pid %lld), in %s", ddp_rank_text(comm, rank),
-		                     (long long)peer->pid, text);
+		(void)ddp_comm_break_gone(comm, rank, "died", text);
 		return;
 	}
 }

@@ -236,6 +236,12 @@ ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
 	return ddp_comm_check(comm);
 }
 
+ddp_status ddp_comm_break_gone(ddp_comm *comm, int rank, const char *how, const char *operation)
+{
+	return ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s %s (pid %lld), in %s", ddp_rank_text(comm, rank), how,
+	                      (long long)comm->roster->peers[comm->topology.world_ranks[rank]].pid, operation);
+}
+
 ddp_status ddp_comm_check_silence(ddp_comm *comm)
 {
 	char text[DDP_SILENCE_TEXT];

@@ -79,14 +79,11 @@ void ddp_comm_tell_end(ddp_comm *comm)
 	comm->run.told = false;
 }
 
-static ddp_status fail_peer(ddp_comm *comm, int rank, const char *what)
+static ddp_status fail_peer(ddp_comm *comm, int rank, const char *how)
 {
 	char text[160];
 
-	return ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s %s (pid %lld), in %s",
-	                      ddp_rank_text(comm, rank), what,
-	                      (long long)comm->roster->peers[comm->topology.world_ranks[rank]].pid,
-	                      operation_text(comm, text, sizeof(text)));
+	return ddp_comm_break_gone(comm, rank, how, operation_text(comm, text, sizeof(text)));
 }
 
 static bool move_p2p(ddp_comm *comm)
