@@ -57,7 +57,7 @@ static ddp_status make_reducer(ddp_model *model)
 {
 	ddp_reducer reducer = {
 		.comm = model->comm, .watch = model->context->watch, .plan = &model->plan,
-		.place = &model->place, .model = model, .start = model->strategy->start != NULL ? ddp_grads_start : NULL,
+		.place = &model->place, .model = model,
 		.communicates = communicates(model), .overlaps = !model->settings.no_overlap,
 		.totals_max = DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
 	};
