@@ -303,6 +303,9 @@ ddp_status ddp_model_check(const ddp_model *model);
 /* Fails with DDP_ERR_STATE: the gradients of the step are reduced, and wait for the update. */
 ddp_status ddp_model_not_updated(const ddp_model *model);
 
+/* Waits until all parameters are there (see ddp_model_param_wait()); an error leaves the model partly
+   updated. */
+ddp_status ddp_model_arrive(ddp_model *model);
 /* Waits until the new parameters in elements [begin, end) are there; on a device, its queue does. */
 ddp_status ddp_model_arrive_in(ddp_model *model, int64_t begin, int64_t end);
 

@@ -225,15 +225,7 @@ static ddp_status collect(struct save *save)
 		return status;
 	if (save->owns)
 		ddp_store_list_later(save->dir, save->position.step, &save->later);
-	if (save->tensors.list == NULL) {
-		status = ddp_model_tensors(save->model, true, &save->tensors);
-		/* A strategy's tensors are of all ranks; a rank that is alone knows its own part only. */
-		for (; save->alone && save->tensors.extras > 0; save->tensors.extras--)
-			free(save->tensors.list[--save->tensors.count].name);
-		if (status == DDP_OK)
-			status = ddp_model_collect(save->model, &save->tensors);
-	}
-	return status;
+	return ddp_model_list(save->model, save->alone, &save->tensors);
 }
 
 static ddp_status write_file(const struct save *save)
@@ -308,18 +300,6 @@ static ddp_status end_background(struct owner *owner)
 	return status;
 }
 
-/* A tensor in an arena of the list's own needs no copy. */
-static bool is_own(const ddp_tensors *tensors, int i)
-{
-	const ddp_tensor *tensor = &tensors->list[i];
-
-	if (i >= tensors->count - tensors->extras)
-		return tensor->there != NULL;
-	if (tensor->param < 0 || tensor->optional)
-		return false;
-	return tensor->state < 0 ? tensors->params != NULL : tensors->whole[tensor->state] != NULL;
-}
-
 struct copy {
 	float *to;
 	const float *from;
@@ -336,8 +316,10 @@ static int64_t elements_to_copy(const ddp_tensors *tensors)
 {
 	int64_t elements = 0;
 
-	for (int i = 0; i < tensors->count; i++)
-		elements += is_own(tensors, i) || tensors->list[i].data == NULL ? 0 : ddp_tensor_elements(&tensors->list[i]);
+	for (int i = 0; i < tensors->count; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		elements += tensor->own || tensor->data == NULL ? 0 : ddp_tensor_elements(tensor);
+	}
 	return elements;
 }
 
@@ -350,11 +332,12 @@ static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)
 		                elements * (int64_t)sizeof(float));
 	float *next = owner->copies.memory;
 	for (int i = 0; i < tensors->count; i++) {
-		const int64_t count = ddp_tensor_elements(&tensors->list[i]);
-		if (is_own(tensors, i))
+		ddp_tensor *tensor = &tensors->list[i];
+		const int64_t count = ddp_tensor_elements(tensor);
+		if (tensor->own)
 			continue;
-		dk_parallel(count, COPY_GRAIN, copy_span, &(struct copy){ .to = next, .from = tensors->list[i].data });
-		tensors->list[i].data = next;
+		dk_parallel(count, COPY_GRAIN, copy_span, &(struct copy){ .to = next, .from = tensor->data });
+		tensor->data = next;
 		next += count;
 	}
 	return DDP_OK;
@@ -486,14 +469,28 @@ void ddp_save_reserve(ddp_model *model)
 	ddp_tensors_free(&tensors);
 }
 
-/* Waits for the file that another thread still writes, on a rank that is alone now. */
-static void write_before(ddp_model *model)
+/* The world is broken: this rank saves what it has. */
+static ddp_status save_alone(struct save *save)
 {
-	if (end_file(model) != DDP_OK)
+	/* Another thread may still write the file before. */
+	if (end_file(save->model) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
+	const ddp_status status = ddp_users_own(ddp_comm_rank(ddp_model_comm(save->model)), save->model, &save->users);
+	return status == DDP_OK ? save_file(save) : status;
 }
 
 /* `write` is for rank 0. */
+static ddp_status save_together(struct save *save, ddp_status (*write)(void *save))
+{
+	ddp_status status = ddp_save_end(save->model);
+
+	if (status == DDP_OK)
+		status = ddp_model_gather(save->model, &save->tensors);
+	if (status == DDP_OK)
+		status = ddp_users_gather(ddp_model_comm(save->model), save->model, &save->users);
+	return status == DDP_OK ? ddp_leader_run(save->model, write, save, NULL, 0) : status;
+}
+
 static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir, int keep,
                           ddp_status (*write)(void *save))
 {
@@ -501,41 +498,23 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: the %s is NULL", model == NULL ? "model" : "directory");
 	if (dir[0] == '\0' || keep < 0)
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
-	/* A newcomer has nothing to save before it has joined the others. */
-	if (ddp_model_context(model)->renewal.joins)
-		return DDP_OK;
 	ddp_context *context = ddp_model_context(model);
-	ddp_comm *comm = ddp_model_comm(model);
+	/* A newcomer has nothing to save before it has joined the others. */
+	if (context->renewal.joins)
+		return DDP_OK;
+	/* Whether the world is broken is looked at before the model is. */
 	struct save save = {
-		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT,
-		.world_size = ddp_comm_size(comm), .threads = dk_threads(),
-		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
-		.model = model, .writer = writer_of(model),
+		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT, .alone = ddp_comm_broken(ddp_model_comm(model)),
+		.world_size = ddp_comm_size(ddp_model_comm(model)), .threads = dk_threads(),
+		.position = { .has_loader = loader != NULL }, .model = model, .writer = writer_of(model),
 	};
-	/* Looked at before the model is. */
-	const bool alone = save.alone = ddp_comm_broken(comm);
-	(void)ddp_model_arrive(model); /* what does not come is told by this: */
-	ddp_status status = ddp_model_check_whole(model);
+	ddp_status status = ddp_model_begin_save(model, &save.position.step, save.position.hypers);
 	if (status != DDP_OK)
 		return status;
 	if (loader != NULL)
 		save.position.loader = ddp_loader_get_state(loader);
-	ddp_model_get_hypers(model, save.position.hypers);
 	ddp_model_set_phase(model, DDP_PHASE_CHECKPOINT);
-	if (alone)
-		write_before(model);
-	else
-		status = ddp_save_end(model);
-	if (status == DDP_OK)
-		status = alone ? ddp_users_own(ddp_comm_rank(comm), model, &save.users) : ddp_model_settle(model);
-	if (status == DDP_OK && !alone)
-		status = ddp_model_compare(model);
-	if (status == DDP_OK && !alone)
-		status = ddp_users_gather(comm, model, &save.users);
-	if (status == DDP_OK && !alone)
-		status = ddp_model_gather(model, &save.tensors);
-	if (status == DDP_OK)
-		status = alone ? save_file(&save) : ddp_leader_run(model, write, &save, NULL, 0);
+	status = save.alone ? save_alone(&save) : save_together(&save, write);
 	free_save(&save);
 	ddp_model_set_phase(model, DDP_PHASE_IDLE);
 	if (status == DDP_OK) {
@@ -544,7 +523,7 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	}
 	(void)not_saved(status, save.position.step);
 	/* A rank that saves alone leaves the error there that broke the world. */
-	if (!alone)
+	if (!save.alone)
 		ddp_watch_error(context->watch, status);
 	return status;
 }
