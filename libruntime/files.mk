@@ -203,7 +203,6 @@ state_sources = \
 	libruntime/state/lock.c libruntime/state/lock.h \
 	libruntime/state/metadata.c libruntime/state/metadata.h \
 	libruntime/state/params.c \
-	libruntime/state/room.c libruntime/state/room.h \
 	libruntime/state/safetensors.c libruntime/state/safetensors.h \
 	libruntime/state/safetensors_write.c libruntime/state/safetensors_write.h \
 	libruntime/state/save.c libruntime/state/save.h \

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/pages.h"
 #include "base/path.h"
 #include "base/thread.h"
 #include "context.h"
@@ -24,12 +25,74 @@
 #include "state/leader.h"
 #include "state/lock.h"
 #include "state/metadata.h"
-#include "state/room.h"
 #include "state/store.h"
 #include "state/user.h"
 #include "watch/watch.h"
 
 enum { KEEP_DEFAULT = 3 };
+
+/* ---- room for a copy ------------------------------------------------------------------ */
+
+/* Memory for a copy of a model, which a thread of its own may fill with pages. Begins as zeros. */
+struct room {
+	float *memory; /* [elements], or NULL */
+	int64_t elements;
+	pthread_t thread;
+	bool fills; /* the thread is not joined yet */
+};
+
+static size_t room_bytes(const struct room *room)
+{
+	return (size_t)room->elements * sizeof(float);
+}
+
+static void *fill(void *argument)
+{
+	const struct room *room = argument;
+	volatile char *bytes = (volatile char *)room->memory;
+	const size_t page = ddp_system_page_bytes();
+
+	for (size_t at = 0; at < room_bytes(room); at += page)
+		bytes[at] = 0;
+	return NULL;
+}
+
+static void end_filling(struct room *room)
+{
+	if (room->fills)
+		pthread_join(room->thread, NULL);
+	room->fills = false;
+}
+
+static void room_free(struct room *room)
+{
+	end_filling(room);
+	ddp_pages_free(room->memory, room_bytes(room));
+	*room = (struct room){ 0 };
+}
+
+/* Makes room for at least so many elements. What was in it may be lost. Afterwards no thread writes there. False: there
+   is no memory, and no room any more. */
+static bool room_take(struct room *room, int64_t elements)
+{
+	end_filling(room);
+	if (elements <= room->elements)
+		return true;
+	room_free(room);
+	room->elements = elements;
+	room->memory = ddp_pages_alloc(room_bytes(room));
+	if (room->memory == NULL)
+		room->elements = 0;
+	return room->memory != NULL;
+}
+
+/* After room_take(): lets a thread write the pages of memory that nobody has written yet. A page of new memory costs
+   its first writer the time until the system has found and cleared it, which on virtual machines may be a second for
+   each 300 MB. If no thread can be started, the pages come later. */
+static void room_fill(struct room *room)
+{
+	room->fills = room->elements > 0 && ddp_thread_start(&room->thread, fill, room) == 0;
+}
 
 /* ---- the directory's owner --------------------------------------------------------- */
 
@@ -38,7 +101,7 @@ struct owner {
 	ddp_model *model;
 	ddp_store_lock *lock;
 	struct background *background; /* a save that another thread writes, or NULL */
-	ddp_room copies;               /* what it writes */
+	struct room copies;            /* what it writes */
 	char dir[];
 };
 
@@ -52,7 +115,7 @@ static void let_go(void *attached)
 	if ((ddp_model_saves(owner->model) ? await_file(owner->model) : end_background(owner)) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	ddp_store_lock_release(owner->lock);
-	ddp_room_free(&owner->copies);
+	room_free(&owner->copies);
 	free(owner);
 }
 
@@ -327,7 +390,7 @@ static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)
 {
 	const int64_t elements = elements_to_copy(tensors);
 
-	if (!ddp_room_take(&owner->copies, elements))
+	if (!room_take(&owner->copies, elements))
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the model (%" PRId64 " bytes)",
 		                elements * (int64_t)sizeof(float));
 	float *next = owner->copies.memory;
@@ -464,8 +527,8 @@ void ddp_save_reserve(ddp_model *model)
 
 	if (owner == NULL || owner->copies.memory != NULL)
 		return;
-	if (ddp_model_tensors(model, false, &tensors) == DDP_OK && ddp_room_take(&owner->copies, elements_to_copy(&tensors)))
-		ddp_room_fill(&owner->copies);
+	if (ddp_model_tensors(model, false, &tensors) == DDP_OK && room_take(&owner->copies, elements_to_copy(&tensors)))
+		room_fill(&owner->copies);
 	ddp_tensors_free(&tensors);
 }
 
