@@ -140,7 +140,7 @@ static void check_deadline(struct ddp_follower *f)
 		return;
 	timeout_ms = r->operation.timeout_ms > 0 ? r->operation.timeout_ms : f->comm->timeout_ms;
 	if (r->deadline_ns == 0)
-		r->deadline_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000;
+		r->deadline_ns = ddp_ms_from_now(timeout_ms);
 	if (ddp_now_ns() < r->deadline_ns)
 		return;
 	ddp_collective_describe(&r->operation, text, sizeof(text));

@@ -322,7 +322,7 @@ static void close_lane(void *self)
 	ddp_nccl_lane *lane = self;
 
 	await_stop(lane);
-	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)lane->comm->timeout_ms * 1000000;
+	const uint64_t deadline_ns = ddp_ms_from_now(lane->comm->timeout_ms);
 	if (ddp_comm_check(lane->comm) != DDP_OK)
 		abort_nccl(lane);
 	if (lane->handle != NULL) {

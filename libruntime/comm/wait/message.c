@@ -217,7 +217,7 @@ static ddp_status break_by_two(ddp_comm *comm, uint64_t sequence, const ddp_issu
 ddp_status ddp_message_survey(ddp_comm *comm, uint64_t sequence, const ddp_issued *theirs)
 {
 	const int quarter_ms = comm->timeout_ms / 4, ms = quarter_ms < SURVEY_MS ? quarter_ms : SURVEY_MS;
-	survey s = { .comm = comm, .sequence = sequence, .deadline_ns = ddp_now_ns() + (uint64_t)ms * 1000000,
+	survey s = { .comm = comm, .sequence = sequence, .deadline_ns = ddp_ms_from_now(ms),
 	             .issued = calloc((size_t)comm->size, sizeof(*s.issued)) };
 
 	if (s.issued == NULL)
