@@ -17,7 +17,7 @@ pkgconfig_DATA += libruntime/libddp.pc
 
 base_sources = \
 	libruntime/base/clock.h libruntime/base/fence.h \
-	libruntime/base/hash.h libruntime/base/hex.h libruntime/base/random.h libruntime/base/thread.h \
+	libruntime/base/hash.h libruntime/base/hex.h libruntime/base/thread.h \
 	libruntime/base/crc32c.c libruntime/base/crc32c.h \
 	libruntime/base/descriptors.c libruntime/base/descriptors.h \
 	libruntime/base/error.c libruntime/base/error.h \
@@ -192,7 +192,6 @@ data_sources = \
 	libruntime/data/file.c libruntime/data/file.h \
 	libruntime/data/images.c \
 	libruntime/data/loader.c libruntime/data/loader.h \
-	libruntime/data/mt19937.c libruntime/data/mt19937.h \
 	libruntime/data/sampler.c libruntime/data/sampler.h \
 	libruntime/data/tokens.c \
 	libruntime/data/transform.c
