@@ -205,43 +205,28 @@ static bool is_left_out(const ddp_tensor *tensor)
 	return tensor->optional && dk_largest(tensor->data, ddp_tensor_elements(tensor)) == 0;
 }
 
-static ddp_status write_all(const struct save *save, ddp_safetensors_tensor *all,
-                            char (*names)[DDP_USER_NAME_MAX], int64_t *shapes)
+static ddp_status write_tensors(const struct save *save)
 {
 	const ddp_tensors *tensors = &save->tensors;
+	const int most = tensors->count + save->users.ranks;
+	ddp_safetensors_tensor *all = calloc((size_t)most + 1, sizeof(*all));
 	ddp_metadata metadata;
 	int count = 0;
 
+	if (all == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: no memory for a list of %d tensors", save->dir, most);
 	for (int i = 0; i < tensors->count; i++) {
 		const ddp_tensor *tensor = &tensors->list[i];
-		if (is_left_out(tensor))
-			continue;
-		all[count++] = (ddp_safetensors_tensor){
-			.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape,
-			.data = tensor->data,
-		};
+		if (!is_left_out(tensor))
+			all[count++] = (ddp_safetensors_tensor){
+				.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape, .data = tensor->data,
+			};
 	}
-	count += ddp_users_tensors(&save->users, names, shapes, all + count);
+	count += ddp_users_tensors(&save->users, all + count);
 	ddp_metadata_write(&save->position, save->world_size, &metadata);
-	return ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs,
-	                       metadata.count, save->keep, save->owns ? &save->later : NULL, &save->writer);
-}
-
-static ddp_status write_tensors(const struct save *save)
-{
-	size_t users = (size_t)save->users.ranks, count = (size_t)save->tensors.count;
-	ddp_status status = DDP_ERR_NOMEM;
-
-	ddp_safetensors_tensor *all = calloc(count + users + 1, sizeof(*all));
-	char (*names)[DDP_USER_NAME_MAX] = calloc(users + 1, sizeof(*names));
-	int64_t *shapes = calloc(users + 1, sizeof(*shapes));
-	if (all != NULL && names != NULL && shapes != NULL)
-		status = write_all(save, all, names, shapes);
-	else
-		ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: no memory for a list of %zu tensors", save->dir, count + users);
+	const ddp_status status = ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs, metadata.count,
+	                                          save->keep, save->owns ? &save->later : NULL, &save->writer);
 	free(all);
-	free(names);
-	free(shapes);
 	return status;
 }
 
