@@ -35,7 +35,7 @@ struct ddp_follower {
 
 static bool is_p2p(const ddp_request *request)
 {
-	return request->operation.kind == DDP_SEND || request->operation.kind == DDP_RECV;
+	return ddp_kind_is_message(request->operation.kind);
 }
 
 static ddp_request *first_collective(const struct ddp_follower *f)

@@ -237,7 +237,7 @@ static inline ddp_recorded ddp_comm_record(const ddp_comm *comm, const ddp_opera
 
 	if (recorder == NULL)
 		return (ddp_recorded){ NULL, 0 };
-	const bool message = c->kind == DDP_SEND || c->kind == DDP_RECV;
+	const bool message = ddp_kind_is_message(c->kind);
 	const bool rooted = message || ddp_kind_has_root(c->kind);
 	const struct ddp_record_entry what = {
 		.number = number, .group = comm->id, .count = c->count, .begin_ns = now_ns,

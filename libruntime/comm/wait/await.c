@@ -35,7 +35,7 @@ static const char *operation_text(const ddp_comm *comm, char *text, size_t bytes
 	char kind[128];
 
 	ddp_collective_describe(comm->run.operation, kind, sizeof(kind));
-	if (comm->run.operation->kind == DDP_SEND || comm->run.operation->kind == DDP_RECV ||
+	if (ddp_kind_is_message(comm->run.operation->kind) ||
 	    (comm->run.operation->kind == DDP_BARRIER && comm->run.operation->tag != 0))
 		snprintf(text, bytes, "%s", kind);
 	else if (comm->run.sequence == 0)
@@ -56,7 +56,7 @@ static void tell_wait(ddp_comm *comm)
 	/* While a communicator opens there is no operation. */
 	if (comm->run.told || page == NULL || comm->run.sequence == 0)
 		return;
-	message = comm->run.operation->kind == DDP_SEND || comm->run.operation->kind == DDP_RECV;
+	message = ddp_kind_is_message(comm->run.operation->kind);
 	/* The progress thread waits for messages beside the program. */
 	if (message && comm->run.in_thread)
 		return;
@@ -99,7 +99,7 @@ static bool has_left(const ddp_comm *comm, int i)
 	const ddp_operation_kind kind = comm->run.operation->kind;
 
 	return atomic_load(&lines->left) != 0 ||
-	       ((kind == DDP_SEND || kind == DDP_RECV) && atomic_load(&lines->ending) != 0);
+	       (ddp_kind_is_message(kind) && atomic_load(&lines->ending) != 0);
 }
 
 /* Breaks the communicator if a peer of this node has died, or if the one that

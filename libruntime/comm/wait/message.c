@@ -266,7 +266,7 @@ static void ask(ddp_comm *comm, int peer)
 	ddp_running *run = &comm->run;
 	uint64_t now = ddp_now_ns();
 
-	if (run->sequence == 0 || run->operation->kind == DDP_SEND || run->operation->kind == DDP_RECV)
+	if (run->sequence == 0 || ddp_kind_is_message(run->operation->kind))
 		return;
 	if (run->question_sequence != run->sequence) {
 		run->question_sequence = run->sequence;
