@@ -19,7 +19,7 @@
 static void publish(ddp_comm *comm, ddp_status status, int culprit, const char *text)
 {
 	ddp_node_shared *shared = comm->node.shared;
-	ddp_failure *own = &shared->ranks[comm->node.self].failure;
+	ddp_failure *own = &ddp_lines_own(comm)->failure;
 	uint32_t nobody = 0;
 
 	pthread_mutex_lock(&comm->failure.lock);

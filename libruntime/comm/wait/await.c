@@ -190,7 +190,7 @@ static ddp_status check_deadline(ddp_comm *comm, const ddp_condition *wait, uint
 static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 {
 	ddp_node_shared *shared = comm->node.shared;
-	ddp_node_rank *self = &shared->ranks[comm->node.self];
+	ddp_node_rank *self = ddp_lines_own(comm);
 	uint32_t bell = atomic_load(&self->bell);
 	uint64_t now = ddp_now_ns(), timeout_ns = LIVENESS_MS * ms_ns;
 
