@@ -411,6 +411,7 @@ static ddp_status start_background(struct save *save)
 		return ddp_fail_errno(DDP_ERR_NOMEM, failed, "cannot start a thread that writes it (see ulimit -u)");
 	}
 	owner->background = background;
+	ddp_model_set_saves(save->model, true); /* also if the other ranks do not hear of it */
 	save->users = (ddp_users){ 0 };
 	save->tensors = (ddp_tensors){ 0 };
 	save->later = (ddp_later){ 0 };
@@ -440,10 +441,12 @@ static ddp_status end_file(void *argument)
 
 static ddp_status await_file(ddp_model *model)
 {
+	const bool begun = ddp_model_saves(model);
+
 	ddp_model_set_saves(model, false);
 	if (ddp_comm_broken(ddp_model_comm(model)))
 		return end_file(model);
-	return ddp_leader_run(model, end_file, model, NULL, 0);
+	return begun ? ddp_leader_run(model, end_file, model, NULL, 0) : DDP_OK;
 }
 
 ddp_status ddp_checkpoint_wait(ddp_model *model)
