@@ -21,6 +21,12 @@ DK_SPLITMIX_FUNCTION uint64_t dk_splitmix(uint64_t state)
 	return state ^ state >> 31;
 }
 
+/* The next number of a stream, by its state. */
+DK_SPLITMIX_FUNCTION uint64_t dk_splitmix_next(uint64_t *state)
+{
+	return dk_splitmix(*state += DK_SPLITMIX_STEP);
+}
+
 /* Returns where the numbers of a row of the stream begin (dk_random_rows() of kernels.h). */
 DK_SPLITMIX_FUNCTION uint64_t dk_random_row(uint64_t stream, int64_t row)
 {

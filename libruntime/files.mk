@@ -17,7 +17,7 @@ pkgconfig_DATA += libruntime/libddp.pc
 
 base_sources = \
 	libruntime/base/clock.h libruntime/base/fence.h \
-	libruntime/base/hash.h libruntime/base/hex.h libruntime/base/random.h libruntime/base/thread.h \
+	libruntime/base/hash.h libruntime/base/hex.h libruntime/base/thread.h \
 	libruntime/base/crc32c.c libruntime/base/crc32c.h \
 	libruntime/base/descriptors.c libruntime/base/descriptors.h \
 	libruntime/base/error.c libruntime/base/error.h \
@@ -59,7 +59,7 @@ wireup_sources = \
 
 device_sources = \
 	libruntime/device/backend.h \
-	libruntime/device/cpu.c libruntime/device/cpu.h \
+	libruntime/device/cpu.c \
 	libruntime/device/device.c libruntime/device/device.h \
 	libruntime/device/kernel_queue.c libruntime/device/kernel_queue.h \
 	libruntime/device/module.c libruntime/device/module.h
@@ -81,7 +81,7 @@ comm_sources = \
 	libruntime/comm/core/doorbell.c libruntime/comm/core/doorbell.h \
 	libruntime/comm/core/failure.c libruntime/comm/core/failure.h \
 	libruntime/comm/core/fingerprint.c libruntime/comm/core/fingerprint.h \
-	libruntime/comm/core/lines.c libruntime/comm/core/lines.h \
+	libruntime/comm/core/lines.h \
 	libruntime/comm/core/liveness.c libruntime/comm/core/liveness.h \
 	libruntime/comm/core/offsets.c libruntime/comm/core/offsets.h \
 	libruntime/comm/core/pool.c libruntime/comm/core/pool.h \
@@ -95,7 +95,6 @@ comm_sources = \
 	libruntime/comm/wait/await.c libruntime/comm/wait/await.h \
 	libruntime/comm/wait/cores.c libruntime/comm/wait/cores.h \
 	libruntime/comm/wait/message.c libruntime/comm/wait/message.h \
-	libruntime/comm/wait/survey.c libruntime/comm/wait/survey.h \
 	libruntime/comm/wait/verdict.c libruntime/comm/wait/verdict.h \
 	libruntime/comm/shm/borrow.c libruntime/comm/shm/borrow.h \
 	libruntime/comm/shm/memory.c libruntime/comm/shm/memory.h \
@@ -193,7 +192,6 @@ data_sources = \
 	libruntime/data/file.c libruntime/data/file.h \
 	libruntime/data/images.c \
 	libruntime/data/loader.c libruntime/data/loader.h \
-	libruntime/data/mt19937.c libruntime/data/mt19937.h \
 	libruntime/data/sampler.c libruntime/data/sampler.h \
 	libruntime/data/tokens.c \
 	libruntime/data/transform.c
@@ -204,7 +202,6 @@ state_sources = \
 	libruntime/state/lock.c libruntime/state/lock.h \
 	libruntime/state/metadata.c libruntime/state/metadata.h \
 	libruntime/state/params.c \
-	libruntime/state/room.c libruntime/state/room.h \
 	libruntime/state/safetensors.c libruntime/state/safetensors.h \
 	libruntime/state/safetensors_write.c libruntime/state/safetensors_write.h \
 	libruntime/state/save.c libruntime/state/save.h \
@@ -217,7 +214,6 @@ watch_sources = \
 	libruntime/watch/page.c libruntime/watch/page.h \
 	libruntime/watch/progress.h libruntime/watch/record.h \
 	libruntime/watch/recorder.c libruntime/watch/recorder.h \
-	libruntime/watch/spans.c libruntime/watch/spans.h \
 	libruntime/watch/stacks.c libruntime/watch/stacks.h \
 	libruntime/watch/trace.c libruntime/watch/trace.h \
 	libruntime/watch/watch.c libruntime/watch/watch.h

@@ -15,11 +15,6 @@
 
 enum { LOOK_MS = 2, LONG_MS = 10000 };
 
-static uint64_t deadline_of(const ddp_context *context)
-{
-	return ddp_now_ns() + (uint64_t)context->timeout_ms * 1000000u;
-}
-
 static ddp_status take(ddp_context *context, const struct ddp_progress_deal *deal)
 {
 	ddp_job *job = &context->job;
@@ -37,7 +32,7 @@ static ddp_status take(ddp_context *context, const struct ddp_progress_deal *dea
 static ddp_status await_deal(const ddp_context *context, struct ddp_progress_deal *deal)
 {
 	const struct timespec pause = { .tv_nsec = LOOK_MS * 1000000 };
-	const uint64_t start_ns = ddp_now_ns(), deadline_ns = deadline_of(context);
+	const uint64_t start_ns = ddp_now_ns(), deadline_ns = ddp_ms_from_now(context->timeout_ms);
 	bool told = false;
 
 	while (!ddp_page_deal(&context->job, deal) || deal->generation <= context->renewal.generation) {
@@ -69,7 +64,7 @@ ddp_status ddp_renewal_await(ddp_context *context)
 
 static ddp_status open_world(ddp_context *context, ddp_wireup **wireup, ddp_comm **world)
 {
-	const uint64_t deadline_ns = deadline_of(context);
+	const uint64_t deadline_ns = ddp_ms_from_now(context->timeout_ms);
 
 	ddp_status status = ddp_wireup_open(&context->job, &context->key, NULL, deadline_ns, wireup);
 	if (status != DDP_OK)

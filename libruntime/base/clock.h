@@ -28,6 +28,12 @@ static inline uint64_t ddp_coarse_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* A deadline. */
+static inline uint64_t ddp_ms_from_now(int ms)
+{
+	return ddp_now_ns() + (uint64_t)ms * 1000000u;
+}
+
 static inline double ddp_seconds_since(uint64_t start_ns)
 {
 	return (double)(ddp_now_ns() - start_ns) * 1e-9;

@@ -364,19 +364,14 @@ ddp_status ddp_comm_free(ddp_comm *comm)
 
 /* ---- what is known of it ---------------------------------------------------------------- */
 
-void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page, const struct ddp_recorder *recorder)
-{
-	pthread_mutex_lock(&comm->run.lock);
-	comm->roster->page = page;
-	comm->roster->recorder = recorder;
-	pthread_mutex_unlock(&comm->run.lock);
-}
-
 void ddp_comm_set_watch(ddp_comm *world, struct ddp_watch *watch)
 {
 	ddp_watch_keep(watch);
 	world->roster->watch = watch;
-	ddp_comm_set_page(world, ddp_watch_page(watch), ddp_watch_recorder(watch));
+	pthread_mutex_lock(&world->run.lock);
+	world->roster->page = ddp_watch_page(watch);
+	world->roster->recorder = ddp_watch_recorder(watch);
+	pthread_mutex_unlock(&world->run.lock);
 }
 
 void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device)

@@ -17,10 +17,8 @@ struct ddp_watch;  /* watch/watch.h */
    communicator of this rank with many of the same ranks, which has measured the network between nodes; NULL: none. */
 ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, const ddp_comm *former,
                          ddp_comm **comm);
-/* From now on operations of the job's communicators tell in the rank's progress page that they wait, and are recorded
-   (`recorder` NULL: they are not). Both outlive these communicators. */
-void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page, const struct ddp_recorder *recorder);
-/* The same with the page and the ring of `watch`, which the job's communicators keep. */
+/* From now on operations of the job's communicators tell in the progress page of `watch` that they wait, and are
+   recorded in its ring, if it has one. The communicators keep `watch`. */
 void ddp_comm_set_watch(ddp_comm *world, struct ddp_watch *watch);
 /* Sets the device of DDP_MEMORY_DEVICE of the job's communicators, which keep it. A device whose memory is the host's
    is ignored. */

@@ -76,7 +76,7 @@ static activity visit_all(struct ddp_attention *a)
 
 static bool doze(struct ddp_attention *a, int ms)
 {
-	const uint64_t until_ns = ddp_now_ns() + (uint64_t)ms * 1000000;
+	const uint64_t until_ns = ddp_ms_from_now(ms);
 
 	pthread_mutex_lock(&a->lock);
 	while (!a->stopping && ddp_condition_wait(&a->changed, &a->lock, until_ns))

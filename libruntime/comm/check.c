@@ -148,7 +148,7 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_operation *c)
 	if (c->kind == DDP_ALL_TO_ALL && c->counts != NULL &&
 	    c->counts[comm->rank] != c->recv_counts[comm->rank])
 		return invalid(c, "counts and recv_counts differ in what this rank gives itself");
-	if (c->kind == DDP_SEND || c->kind == DDP_RECV || c->received != NULL)
+	if (ddp_kind_is_message(c->kind) || c->received != NULL)
 		return check_message(comm, c);
 	if (ddp_kind_has_root(c->kind) && !is_rank(comm, c->root))
 		return no_rank(comm, c);

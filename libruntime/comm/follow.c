@@ -35,7 +35,7 @@ struct ddp_follower {
 
 static bool is_p2p(const ddp_request *request)
 {
-	return request->operation.kind == DDP_SEND || request->operation.kind == DDP_RECV;
+	return ddp_kind_is_message(request->operation.kind);
 }
 
 static ddp_request *first_collective(const struct ddp_follower *f)
@@ -140,7 +140,7 @@ static void check_deadline(struct ddp_follower *f)
 		return;
 	timeout_ms = r->operation.timeout_ms > 0 ? r->operation.timeout_ms : f->comm->timeout_ms;
 	if (r->deadline_ns == 0)
-		r->deadline_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000;
+		r->deadline_ns = ddp_ms_from_now(timeout_ms);
 	if (ddp_now_ns() < r->deadline_ns)
 		return;
 	ddp_collective_describe(&r->operation, text, sizeof(text));
@@ -173,8 +173,7 @@ static void check_node(struct ddp_follower *f)
 		if (now - f->died_ns < LAST_WORK_NS)
 			return;
 		ddp_collective_describe(&(first != NULL ? first : f->head)->operation, text, sizeof(text));
-		(void)ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s died (pid %lld), in %s", ddp_rank_text(comm, rank),
-		                     (long long)peer->pid, text);
+		(void)ddp_comm_break_gone(comm, rank, "died", text);
 		return;
 	}
 }

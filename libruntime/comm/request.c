@@ -146,11 +146,6 @@ void ddp_comm_stop(ddp_comm *comm)
 	ddp_requests_call_back(comm);
 }
 
-static bool is_p2p(const ddp_operation *c)
-{
-	return c->kind == DDP_SEND || c->kind == DDP_RECV;
-}
-
 static void append(ddp_comm *comm, ddp_request *request)
 {
 	atomic_fetch_add(&comm->queue.count, 1);
@@ -171,7 +166,7 @@ static ddp_status add(ddp_comm *comm, ddp_request *request)
 	ddp_status status = engage(comm);
 	if (status != DDP_OK)
 		return status;
-	if (is_p2p(&request->operation))
+	if (ddp_kind_is_message(request->operation.kind))
 		ddp_p2p_add(comm, request);
 	else
 		append(comm, request);
@@ -328,7 +323,7 @@ ddp_status ddp_comm_run(ddp_comm *comm, const ddp_operation *operation)
 		return status;
 	if ((status = ddp_collective_complete(comm, operation, &c)) != DDP_OK)
 		return status;
-	if (is_p2p(&c))
+	if (ddp_kind_is_message(c.kind))
 		return run_p2p(comm, &c);
 	return run_collective(comm, &c, false);
 }

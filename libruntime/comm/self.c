@@ -34,11 +34,6 @@ typedef struct lane {
 	bool aborted;
 } lane;
 
-static bool is_message(const operation *o)
-{
-	return o->c.kind == DDP_SEND || o->c.kind == DDP_RECV;
-}
-
 /* ---- collectives ---------------------------------------------------------------------------- */
 
 /* The queue calls this in its turn. */
@@ -174,7 +169,7 @@ static ddp_status issue(void *self, ddp_request *request)
 		return status;
 	}
 	request->work = o;
-	if (is_message(o))
+	if (ddp_kind_is_message(o->c.kind))
 		meet(l, o);
 	else
 		ddp_error_keep(&o->error, enqueue(l, o));

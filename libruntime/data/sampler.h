@@ -10,6 +10,15 @@
 
 #include "ddp.h"
 
+/* The Mersenne Twister (Matsumoto and Nishimura, 1998), 32 bit. */
+typedef struct ddp_mt19937 {
+	uint32_t state[624];
+	int next;
+} ddp_mt19937;
+
+void ddp_mt19937_seed(ddp_mt19937 *engine, uint32_t seed);
+uint32_t ddp_mt19937_next(ddp_mt19937 *engine);
+
 enum { DDP_RANDPERM_WIDE = 214748364 };
 
 /* Writes the permutation of 0 .. n - 1; n <= UINT32_MAX. */

@@ -61,3 +61,6 @@ typedef struct ddp_device_backend {
 	ddp_status (*event_sync)(void *self, ddp_device_event *event);
 	ddp_status (*event_seconds)(void *self, ddp_device_event *from, ddp_device_event *to, double *seconds);
 } ddp_device_backend;
+
+/* The host as a device (device/cpu.c): memory is the host's, and work is done when it is enqueued. */
+extern const ddp_device_backend ddp_device_cpu;

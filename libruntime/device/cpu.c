@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "device/cpu.h"
+#include "device/backend.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,8 +180,8 @@ static ddp_status cpu_event_query(void *self, ddp_device_event *event, bool *don
 	return DDP_OK;
 }
 
-static const ddp_device_backend backend = {
-	.version = DDP_DEVICE_VERSION, .bytes = sizeof(backend), .kind = "cpu",
+const ddp_device_backend ddp_device_cpu = {
+	.version = DDP_DEVICE_VERSION, .bytes = sizeof(ddp_device_cpu), .kind = "cpu",
 	.open = cpu_open, .close = cpu_close, .error = cpu_error, .within = cpu_within,
 	.alloc = cpu_alloc, .free = cpu_free, .host_alloc = cpu_alloc, .host_free = cpu_free,
 	.owns = cpu_owns,
@@ -191,8 +191,3 @@ static const ddp_device_backend backend = {
 	.event_create = cpu_event_create, .event_free = cpu_event_free, .event_record = cpu_event_record,
 	.event_query = cpu_event_query, .event_sync = cpu_event, .event_seconds = cpu_event_seconds,
 };
-
-const ddp_device_backend *ddp_device_cpu(void)
-{
-	return &backend;
-}

@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "device/backend.h"
-#include "device/cpu.h"
 #include "device/module.h"
 
 enum { INDEX_MAX = 1023 };
@@ -54,7 +53,7 @@ static ddp_status find_backend(const char *name, const char *kind,
                                const ddp_device_backend **backend)
 {
 	if (strcmp(kind, "cpu") == 0)
-		*backend = ddp_device_cpu();
+		*backend = &ddp_device_cpu;
 	else if (strcmp(kind, "cuda") == 0)
 		return ddp_device_cuda(backend);
 	else

@@ -182,7 +182,7 @@ ddp_status ddp_compare_name(ddp_model *model, uint32_t own)
 	return ddp_error_told(status, ddp_comm_rank(model->comm) != 0);
 }
 
-ddp_status ddp_params_compare(ddp_model *model)
+ddp_status ddp_model_compare(ddp_model *model)
 {
 	uint32_t own;
 

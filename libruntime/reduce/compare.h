@@ -26,4 +26,4 @@ ddp_status ddp_compare_checksum(const struct ddp_model *model, uint32_t *sum);
 ddp_status ddp_compare_name(struct ddp_model *model, uint32_t own);
 
 /* Compares between two steps. Collective; DDP_OK where ranks do not communicate. */
-ddp_status ddp_params_compare(struct ddp_model *model);
+ddp_status ddp_model_compare(struct ddp_model *model);

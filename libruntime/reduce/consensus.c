@@ -10,25 +10,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/agree.h"
-#include "kernels.h"
 #include "reduce/compare.h"
 #include "reduce/model_state.h"
-
-void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
-                       int64_t count)
-{
-	ddp_magnitude_note(magnitude, slot, dk_largest(values, count));
-}
-
-void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double largest)
-{
-	if (!isfinite(largest)) {
-		if (magnitude->bad == NULL)
-			magnitude->bad = slot;
-	} else if (largest > magnitude->largest) {
-		magnitude->largest = largest;
-	}
-}
 
 /* Halves, so that sums of their squares are exact over as many ranks as there are. */
 static void state_checksum(uint32_t sum, ddp_consensus *own)

@@ -4,6 +4,8 @@
    by then. The last elements of the sum say which parameters the step has used (reduce/uses.c). */
 #pragma once
 
+#include <math.h>
+
 #include "params/layout.h"
 
 /* All are summed. */
@@ -32,15 +34,19 @@ typedef struct ddp_magnitude {
 	const ddp_slot *bad; /* the first that is not; NULL: none */
 } ddp_magnitude;
 
+/* Notes the largest magnitude of a gradient that is complete on this rank, before it is reduced. Sums and norms would
+   later show that a gradient is not finite, but not on which rank. tests/bench/README.md has the cost. */
+static inline void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double largest)
+{
+	if (!isfinite(largest)) {
+		if (magnitude->bad == NULL)
+			magnitude->bad = slot;
+	} else if (largest > magnitude->largest) {
+		magnitude->largest = largest;
+	}
+}
+
 struct ddp_model;
-
-/* Looks at a gradient that is complete on this rank, before it is reduced. Sums and norms would later show
-   that a gradient is not finite, but not on which rank. tests/bench/README.md has the cost. */
-void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
-                       int64_t count);
-
-/* Does the same for a gradient whose largest magnitude is known. */
-void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double largest);
 
 /* Fills this rank's values, except `halves`, `changed` and `bad_buffers`. A rank with a wrong argument takes part
    in the step, so all ranks end the step with an error. A status other than DDP_OK is this rank's alone. */

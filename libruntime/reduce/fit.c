@@ -10,7 +10,8 @@
 #include "reduce/merge.h"
 #include "reduce/model_state.h"
 
-bool ddp_model_communicates(const ddp_model *model)
+/* Whether the model's ranks exchange gradients. */
+static bool communicates(const ddp_model *model)
 {
 	return ddp_comm_size(model->comm) > 1 && !model->settings.no_communication;
 }
@@ -21,7 +22,7 @@ static bool is_to_replan(const ddp_model *model)
 	const ddp_model_settings *settings = &model->settings;
 	const ddp_bucket_plan *plan = &model->plan;
 
-	return model->strategy->recuts && ddp_model_communicates(model) && ddp_comm_nodes(model->comm) > 1 &&
+	return model->strategy->recuts && communicates(model) && ddp_comm_nodes(model->comm) > 1 &&
 	       model->place.device == NULL && !settings->caps_given && !settings->no_overlap &&
 	       plan->count > 1 && plan->count <= DDP_GRAINS_MAX / 2;
 }
@@ -56,8 +57,8 @@ static ddp_status make_reducer(ddp_model *model)
 {
 	ddp_reducer reducer = {
 		.comm = model->comm, .watch = model->context->watch, .plan = &model->plan,
-		.place = &model->place, .model = model, .start = model->strategy->start != NULL ? ddp_grads_start : NULL,
-		.communicates = ddp_model_communicates(model), .overlaps = !model->settings.no_overlap,
+		.place = &model->place, .model = model,
+		.communicates = communicates(model), .overlaps = !model->settings.no_overlap,
 		.totals_max = DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
 	};
 
@@ -76,7 +77,7 @@ static ddp_status make_reducer(ddp_model *model)
 
 static int rank_count(const ddp_model *model)
 {
-	return ddp_model_communicates(model) ? ddp_comm_size(model->comm) : 1;
+	return communicates(model) ? ddp_comm_size(model->comm) : 1;
 }
 
 /* Whether the model is made to be fitted to the ranks that this process joins. */

@@ -6,9 +6,6 @@
 
 #include "ddp.h"
 
-/* Whether the model's ranks exchange gradients. */
-bool ddp_model_communicates(const ddp_model *model);
-
 /* The ranks that exchange gradients when the model is made: a newcomer counts those that it is to join (renewal.h). */
 int ddp_model_first_ranks(const ddp_model *model);
 

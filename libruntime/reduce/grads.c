@@ -7,17 +7,6 @@
 #include "kernels.h"
 #include "reduce/model_state.h"
 
-static ddp_status not_trained(const ddp_slot *slot)
-{
-	return ddp_fail(DDP_ERR_INVALID, "\"%s\" is frozen or a buffer, and has no gradient", slot->name);
-}
-
-static ddp_status no_such_parameter(const ddp_model *model, int param)
-{
-	return ddp_fail(DDP_ERR_INVALID, "no parameter has index %d; there are %d", param,
-	                model->layout.count);
-}
-
 /* Nothing is added to it after ddp_model_grad_ready(). */
 static bool is_final(const ddp_slot *slot)
 {
@@ -32,33 +21,6 @@ static ddp_status clear_gradient(ddp_model *model, int slot)
 	return ddp_arena_clear(&model->grads_memory, cleared->offset, cleared->offset + cleared->count);
 }
 
-static bool is_absent(const ddp_model *model, int param)
-{
-	return model->uses.learned && model->uses.absent[param];
-}
-
-ddp_status ddp_grads_start(ddp_model *model, int k)
-{
-	const ddp_bucket *bucket = &model->plan.buckets[k];
-	ddp_status status = DDP_OK;
-
-	ddp_on_device_look(model);
-	for (int i = bucket->first_param; i <= bucket->last_param && status == DDP_OK; i++) {
-		const ddp_slot *slot = &model->layout.slots[i];
-		const int64_t end = slot->offset + slot->count;
-		if (is_absent(model, slot->param))
-			status = ddp_arena_clear(&model->grads_memory,
-			                         slot->offset > bucket->begin ? slot->offset : bucket->begin,
-			                         end < bucket->end ? end : bucket->end);
-	}
-	if (status != DDP_OK)
-		return status;
-	dk_queue *before = dk_use(model->place.kernels);
-	status = model->strategy->start(model, k);
-	dk_use(before);
-	return status;
-}
-
 static void inspect(ddp_model *model, int slot)
 {
 	const ddp_slot *inspected = &model->layout.slots[slot];
@@ -66,8 +28,7 @@ static void inspect(ddp_model *model, int slot)
 	if (model->place.device != NULL)
 		ddp_on_device_complete(model, slot);
 	else if (inspected->offset < model->layout.dense)
-		ddp_magnitude_add(&model->magnitude, inspected, model->grads + inspected->offset,
-		                  inspected->count);
+		ddp_magnitude_note(&model->magnitude, inspected, dk_largest(model->grads + inspected->offset, inspected->count));
 }
 
 static ddp_status call_hook(const ddp_model *model, int slot)
@@ -98,13 +59,13 @@ static ddp_status complete(ddp_model *model, int slot)
 ddp_status ddp_grads_look_at_rest(ddp_model *model)
 {
 	/* If the buckets travel, an absent gradient is cleared with its bucket. */
-	const bool travels = model->reducer.communicates && model->reducer.start != NULL;
+	const bool travels = model->reducer.communicates && model->strategy->start != NULL;
 	ddp_status status = DDP_OK;
 
 	for (int i = 0; i < model->layout.trained && status == DDP_OK; i++) {
 		const int param = model->layout.slots[i].param;
 		const bool unused = ddp_uses_counts(&model->uses) && !model->uses.used[param];
-		if (unused && (!model->reducer.ready.announced[i] || (is_absent(model, param) && !travels)))
+		if (unused && (!model->reducer.ready.announced[i] || (ddp_uses_lacks(&model->uses, param) && !travels)))
 			status = clear_gradient(model, i);
 		if (status != DDP_OK)
 			break;
@@ -124,11 +85,12 @@ static ddp_status find_slot(const ddp_model *model, int param, int *slot)
 	if (status != DDP_OK)
 		return status;
 	if (param < 0 || param >= model->layout.count)
-		return no_such_parameter(model, param);
+		return ddp_fail(DDP_ERR_INVALID, "no parameter has index %d; there are %d", param, model->layout.count);
 	if (model->reduced)
 		return ddp_model_not_updated(model);
 	*slot = model->layout.slot_of[param];
-	return *slot < model->layout.trained ? DDP_OK : not_trained(&model->layout.slots[*slot]);
+	return *slot < model->layout.trained ? DDP_OK
+		: ddp_fail(DDP_ERR_INVALID, "\"%s\" is frozen or a buffer, and has no gradient", model->layout.slots[*slot].name);
 }
 
 /* This rank adds nothing to the parameter's gradient any more; it has one, or, unless `used`, only rows added before.
@@ -139,9 +101,9 @@ static ddp_status announce(ddp_model *model, int param, bool used)
 	ddp_status status = find_slot(model, param, &slot);
 
 	if (status == DDP_OK && used)
-		ddp_uses_note(&model->uses, param);
+		model->uses.used[param] = true;
 	/* The bucket of an absent parameter may already be on its way: the step's end tells all ranks. */
-	if (status != DDP_OK || !model->sync || is_absent(model, param))
+	if (status != DDP_OK || !model->sync || ddp_uses_lacks(&model->uses, param))
 		return status;
 	if (model->reducer.ready.announced[slot])
 		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
@@ -228,12 +190,11 @@ ddp_status ddp_model_grad_rows(ddp_model *model, int param, const int32_t *index
 		status = no_rows(slot);
 	if (status != DDP_OK || count <= 0)
 		return status;
-	ddp_uses_note(&model->uses, param);
+	model->uses.used[param] = true;
 	if (slot->rows_travel) {
 		status = ddp_rows_keep(&model->rows, slot, index, values, count);
 		if (status == DDP_OK)
-			ddp_magnitude_add(&model->magnitude, slot, values,
-			                  count * (slot->count / slot->shape[0]));
+			ddp_magnitude_note(&model->magnitude, slot, dk_largest(values, count * (slot->count / slot->shape[0])));
 		return status;
 	}
 	dk_queue *before = dk_use(model->place.kernels);

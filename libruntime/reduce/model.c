@@ -11,9 +11,8 @@
 #include "device/device.h"
 #include "kernels.h"
 #include "reduce/agree.h"
-#include "reduce/buddy.h"
-#include "reduce/compare.h"
 #include "reduce/fit.h"
+#include "reduce/hypers.h"
 #include "reduce/survival.h"
 
 /* 64 MiB. Each broadcast has a deadline of its own, which a slow network must be able
@@ -350,19 +349,6 @@ ddp_status ddp_model_average_params(ddp_model *model)
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }
 
-ddp_status ddp_model_settle(ddp_model *model)
-{
-	/* A step that was saved is not taken back. */
-	ddp_status status = ddp_buddy_settle(model);
-
-	return status == DDP_OK && model->strategy->settle != NULL ? model->strategy->settle(model) : status;
-}
-
-ddp_status ddp_model_compare(ddp_model *model)
-{
-	return ddp_params_compare(model);
-}
-
 int64_t ddp_model_step_count(const ddp_model *model)
 {
 	return model->steps;
@@ -384,6 +370,15 @@ ddp_status ddp_model_check_whole(const ddp_model *model)
 		                "only a part of what follows step %lld reached the parameters before it "
 		                "failed; go back to the last checkpoint", (long long)model->steps);
 	return model->strategy->check != NULL ? model->strategy->check(model, model->steps) : DDP_OK;
+}
+
+ddp_status ddp_model_begin_save(ddp_model *model, int64_t *steps, double *hypers)
+{
+	/* What does not arrive leaves the model partly updated. */
+	(void)ddp_model_arrive(model);
+	*steps = model->steps;
+	ddp_model_get_hypers(model, hypers);
+	return ddp_model_check_whole(model);
 }
 
 void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated)

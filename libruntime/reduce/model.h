@@ -12,18 +12,13 @@ ddp_context *ddp_model_context(const ddp_model *model);
 ddp_status ddp_model_check_whole(const ddp_model *model);
 void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated);
 
-/* Call this before a save (see settle() of reduce/strategy.h). Collective. */
-ddp_status ddp_model_settle(ddp_model *model);
-
-/* Waits until all parameters are there (see ddp_model_param_wait()); an error leaves the model partly
-   updated. */
-ddp_status ddp_model_arrive(ddp_model *model);
+/* Waits until all parameters are there, and gives the steps that are done and the numbers that a checkpoint holds
+   (hypers[DDP_HYPERS], reduce/hypers.h). DDP_ERR_STATE: see ddp_model_check_whole(). ddp_model_gather() follows
+   (reduce/tensors.h). */
+ddp_status ddp_model_begin_save(ddp_model *model, int64_t *steps, double *hypers);
 
 /* All parameters are new: in bf16, too, as far as the model has that. */
 void ddp_model_round_all(ddp_model *model);
-
-/* Whether all ranks have the same parameters; see reduce/consensus.h. Collective. */
-ddp_status ddp_model_compare(ddp_model *model);
 
 /* Whether a save was begun, and no call has waited for its end yet: the same on all ranks. */
 bool ddp_model_saves(const ddp_model *model);

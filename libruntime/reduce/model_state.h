@@ -116,7 +116,7 @@ typedef struct ddp_uses {
 	const ddp_layout *layout;
 	int count, ranks; /* parameters, as the program counts them; ranks that communicate */
 	bool learned;     /* what each step is to use */
-	bool *used;       /* [count]: on this rank, in the step under way */
+	bool *used;       /* [count]: on this rank, in the step under way, as grads.c notes */
 	bool *absent;     /* [count]: not used on this rank in any step, as was learned */
 	bool *unused;     /* [count]: on all ranks, in the step that all have agreed on */
 	float *missed;    /* [count]: steps that did not update it */
@@ -127,13 +127,21 @@ typedef struct ddp_uses {
 ddp_status ddp_uses_make(ddp_unused mode, const ddp_layout *layout, int ranks, ddp_uses *uses);
 void ddp_uses_free(ddp_uses *uses);
 
-/* This rank has a gradient of it in the step under way. */
-void ddp_uses_note(ddp_uses *uses, int param);
 /* A new step. */
 void ddp_uses_reset(ddp_uses *uses);
 
 /* Whether parameters that are not used are left as they are. */
-bool ddp_uses_counts(const ddp_uses *uses);
+static inline bool ddp_uses_counts(const ddp_uses *uses)
+{
+	return uses->mode != DDP_UNUSED_ZERO;
+}
+
+/* Whether this rank does not use the parameter in any step, as was learned: no bucket waits for its gradient. */
+static inline bool ddp_uses_lacks(const ddp_uses *uses, int param)
+{
+	return uses->learned && uses->absent[param];
+}
+
 /* At most so many numbers are added to a consensus. */
 int ddp_uses_words_max(const ddp_uses *uses);
 /* Writes the numbers that this rank says, and returns how many. `joined`: it says
@@ -295,6 +303,9 @@ ddp_status ddp_model_check(const ddp_model *model);
 /* Fails with DDP_ERR_STATE: the gradients of the step are reduced, and wait for the update. */
 ddp_status ddp_model_not_updated(const ddp_model *model);
 
+/* Waits until all parameters are there (see ddp_model_param_wait()); an error leaves the model partly
+   updated. */
+ddp_status ddp_model_arrive(ddp_model *model);
 /* Waits until the new parameters in elements [begin, end) are there; on a device, its queue does. */
 ddp_status ddp_model_arrive_in(ddp_model *model, int64_t begin, int64_t end);
 
@@ -321,9 +332,7 @@ bool ddp_buffers_finite(const ddp_model *model);
    not joined, and, unless that is none, whose buffers are finite. Collective. */
 ddp_status ddp_buffers_sync(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all);
 
-/* Starts bucket `k` by the model's strategy. What this rank does not use, as was learned, and
-   for which nobody waits, counts as 0 in it, whatever its memory holds. */
-ddp_status ddp_grads_start(ddp_model *model, int k);
+/* ---- grads.c ------------------------------------------------------------------------------- */
 
 /* Looks at the gradients that ddp_model_grad_ready() has not looked at, as the step ends, and
    clears those of unused parameters. */

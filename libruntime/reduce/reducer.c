@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "reduce/reducer.h"
+#include "reduce/model_state.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,18 +64,46 @@ ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_operat
 	return ddp_issue(reducer->comm, operation, &reducer->requests[request]);
 }
 
+/* What this rank does not use counts as 0 in the bucket, whatever its memory holds. */
+static ddp_status clear_lacking(const ddp_model *model, const ddp_bucket *bucket)
+{
+	ddp_status status = DDP_OK;
+
+	for (int i = bucket->first_param; i <= bucket->last_param && status == DDP_OK; i++) {
+		const ddp_slot *slot = &model->layout.slots[i];
+		const int64_t end = slot->offset + slot->count;
+		if (ddp_uses_lacks(&model->uses, slot->param))
+			status = ddp_arena_clear(&model->grads_memory,
+			                         slot->offset > bucket->begin ? slot->offset : bucket->begin,
+			                         end < bucket->end ? end : bucket->end);
+	}
+	return status;
+}
+
 static ddp_status start_bucket(ddp_reducer *reducer, int k)
 {
+	ddp_model *model = reducer->model;
+
 	ddp_watch_bucket(reducer->watch, k);
-	ddp_status status = reducer->start(reducer->model, k);
-	if (status != DDP_OK)
-		return ddp_fail_context(status, "gradient bucket %d of %d", k, reducer->plan->count);
-	return DDP_OK;
+	ddp_on_device_look(model);
+	ddp_status status = clear_lacking(model, &reducer->plan->buckets[k]);
+	if (status == DDP_OK) {
+		dk_queue *before = dk_use(reducer->place->kernels);
+		status = model->strategy->start(model, k);
+		dk_use(before);
+	}
+	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "gradient bucket %d of %d", k, reducer->plan->count);
+}
+
+/* Whether gradients are reduced by buckets. */
+static bool has_buckets(const ddp_reducer *reducer)
+{
+	return reducer->model->strategy->start != NULL;
 }
 
 static bool starts_early(const ddp_reducer *reducer)
 {
-	return reducer->communicates && reducer->start != NULL && reducer->overlaps;
+	return reducer->communicates && has_buckets(reducer) && reducer->overlaps;
 }
 
 ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param)
@@ -144,7 +172,7 @@ ddp_status ddp_reducer_finish(ddp_reducer *reducer, const double *totals, size_t
 	reducer->totals_count = count;
 	if (!reducer->communicates)
 		return DDP_OK;
-	if (reducer->start == NULL)
+	if (!has_buckets(reducer))
 		return ddp_reducer_meet(reducer, "totals", reducer->totals, count);
 	while (status == DDP_OK && (k = ddp_ready_force(&reducer->ready, reducer->hold)) >= 0)
 		status = start_bucket(reducer, k);

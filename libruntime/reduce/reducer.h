@@ -13,13 +13,9 @@
 #include "comm/api.h"
 #include "reduce/bucket.h"
 #include "reduce/place.h"
-#include "watch/spans.h"
 #include "watch/watch.h"
 
 struct ddp_model;
-
-/* Issues the operations that sum bucket `k`. */
-typedef ddp_status ddp_start_fn(struct ddp_model *model, int k);
 
 /* A request for whose end a device's queue waits, and for which the host has not waited yet. */
 typedef struct ddp_passed {
@@ -33,8 +29,7 @@ typedef struct ddp_reducer {
 	ddp_watch *watch;
 	const ddp_bucket_plan *plan;
 	const ddp_place *place;
-	struct ddp_model *model;  /* for `start` */
-	ddp_start_fn *start;      /* NULL: gradients are not reduced by buckets */
+	struct ddp_model *model;  /* its strategy starts buckets */
 	ddp_ready ready;
 	int hold;
 	bool communicates; /* false: only the announcements are checked */
@@ -54,7 +49,7 @@ typedef struct ddp_reducer {
 	size_t span_count, spans_max;
 } ddp_reducer;
 
-/* The caller has set comm, watch, plan, place, model, start, communicates, overlaps and totals_max; the function
+/* The caller has set comm, watch, plan, place, model, communicates, overlaps and totals_max; the function
    fills in the other fields. The pointers and the layout must outlive the reducer. `requests`: the largest
    number of operations under way, besides the totals. */
 ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer *reducer);

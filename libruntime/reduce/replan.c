@@ -109,7 +109,7 @@ static double ready_since(const ddp_model *model, int slot)
 	const ddp_replan *r = &model->replan;
 	const ddp_slot *of = &model->layout.slots[slot];
 
-	if (slot > 0 && model->uses.learned && model->uses.absent[of->param])
+	if (slot > 0 && ddp_uses_lacks(&model->uses, of->param))
 		return 0;
 	const uint64_t ready_ns = slot > 0 && r->ready_ns[slot] != 0 ? r->ready_ns[slot] : r->end_ns;
 	return (double)(ready_ns - model->step_start_ns) * 1e-9;

@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 #include "comm/agree.h"
+#include "reduce/buddy.h"
+#include "reduce/compare.h"
 #include "reduce/model_state.h"
 
 /* Adds the tensor of parameter `param` (`state` -1), or of the optimizer's state `state` for it. */
@@ -32,6 +34,7 @@ static ddp_status add_tensor(ddp_model *model, int param, int state, float *aren
 	tensor->untrained = slot->kind != DDP_PARAM_TRAINED;
 	tensor->ndim = kept != NULL ? kept->ndim : slot->ndim;
 	tensor->shape = kept != NULL ? kept->shape : slot->shape;
+	tensor->own = (state < 0 ? tensors->params : tensors->whole[state]) != NULL;
 	tensor->data = arena != NULL ? arena + (kept != NULL ? kept->offset : slot->offset) : NULL;
 	tensors->count++;
 	return DDP_OK;
@@ -79,6 +82,7 @@ static ddp_status add_extras(const ddp_model *model, bool copied, ddp_tensors *t
 		return status;
 	float *next = tensors->own;
 	for (int i = 0; i < tensors->extras; i++) {
+		extras[i].own = true;
 		extras[i].there = extras[i].data;
 		extras[i].data = next;
 		next += ddp_tensor_elements(&extras[i]);
@@ -136,15 +140,6 @@ void ddp_tensors_free(ddp_tensors *tensors)
 	*tensors = (ddp_tensors){ 0 };
 }
 
-int64_t ddp_tensor_elements(const ddp_tensor *tensor)
-{
-	int64_t count = 1;
-
-	for (int d = 0; d < tensor->ndim; d++)
-		count *= tensor->shape[d];
-	return count;
-}
-
 static ddp_status read_params(const ddp_model *model, const ddp_tensors *tensors)
 {
 	return ddp_place_read(&model->place, tensors->params, model->params,
@@ -154,11 +149,16 @@ static ddp_status read_params(const ddp_model *model, const ddp_tensors *tensors
 ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors)
 {
 	ddp_comm *comm = model->comm;
-	ddp_status status = DDP_OK;
+	/* A step that was saved is not taken back. */
+	ddp_status status = ddp_buddy_settle(model);
 
 	*tensors = (ddp_tensors){ 0 };
-	if (model->strategy->gather == NULL)
-		return DDP_OK;
+	if (status == DDP_OK && model->strategy->settle != NULL)
+		status = model->strategy->settle(model);
+	if (status == DDP_OK)
+		status = ddp_model_compare(model);
+	if (status != DDP_OK || model->strategy->gather == NULL)
+		return status;
 	if (ddp_comm_rank(comm) == 0)
 		status = ddp_model_tensors(model, true, tensors);
 	if (status == DDP_OK && tensors->params != NULL)
@@ -220,10 +220,28 @@ ddp_status ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, 
 	return status;
 }
 
-void ddp_model_forget_extras(ddp_model *model, ddp_tensors *tensors)
+static void leave_out_extras(ddp_tensors *tensors)
 {
 	for (; tensors->extras > 0; tensors->extras--)
 		free(tensors->list[--tensors->count].name);
+}
+
+ddp_status ddp_model_list(ddp_model *model, bool alone, ddp_tensors *tensors)
+{
+	if (tensors->list != NULL)
+		return DDP_OK;
+	ddp_status status = ddp_model_tensors(model, true, tensors);
+	if (status != DDP_OK)
+		return status;
+	/* A strategy's tensors are of all ranks; a rank that is alone knows its own part only. */
+	if (alone)
+		leave_out_extras(tensors);
+	return ddp_model_collect(model, tensors);
+}
+
+void ddp_model_forget_extras(ddp_model *model, ddp_tensors *tensors)
+{
+	leave_out_extras(tensors);
 	if (model->strategy->forget != NULL)
 		model->strategy->forget(model);
 }

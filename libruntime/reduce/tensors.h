@@ -14,6 +14,7 @@ typedef struct ddp_tensor {
 	int state;    /* of the optimizer; -1: the parameter itself, or what is optional */
 	bool untrained; /* frozen or a buffer, so it may hold what is not finite */
 	bool optional; /* steps that it missed. A file may lack it: then it is 0 */
+	bool own;     /* `data` is in an arena of the list's own, which no step changes */
 	int ndim;
 	const int64_t *shape;
 	float *data;
@@ -21,7 +22,14 @@ typedef struct ddp_tensor {
 	                       ddp_tensors.params or .whole */
 } ddp_tensor;
 
-int64_t ddp_tensor_elements(const ddp_tensor *tensor);
+static inline int64_t ddp_tensor_elements(const ddp_tensor *tensor)
+{
+	int64_t count = 1;
+
+	for (int d = 0; d < tensor->ndim; d++)
+		count *= tensor->shape[d];
+	return count;
+}
 
 /* A model's parameters, then its optimizer's state, where the model has them. State
    that is spread over ranks is in arenas of this list, or nowhere (data is NULL); and so
@@ -39,9 +47,12 @@ typedef struct ddp_tensors {
 ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors);
 void ddp_tensors_free(ddp_tensors *tensors);
 
-/* Makes the whole list on rank 0, and fills its own arenas, if that needs a collective;
-   leaves it empty otherwise, and on the other ranks. Free it in any case. Collective. */
+/* A checkpoint's list is made in two steps. All ranks call ddp_model_gather(): it settles and compares the model, and,
+   if that needs a collective, makes the whole list on rank 0 and fills its own arenas; otherwise it leaves the list
+   empty. Then the rank that writes calls ddp_model_list(), which does what is left to do. `alone`: the world is broken,
+   and ddp_model_gather() was not called. Free the list in any case. */
 ddp_status ddp_model_gather(ddp_model *model, ddp_tensors *tensors);
+ddp_status ddp_model_list(ddp_model *model, bool alone, ddp_tensors *tensors);
 /* Fills the list's own arenas from memory that this rank reaches. No rank may be in a
    step; that needs no collective where all have ended the same one. DDP_ERR_STATE:
    it is what only ddp_model_gather() reaches. */

@@ -33,20 +33,10 @@ void ddp_uses_free(ddp_uses *uses)
 	*uses = (ddp_uses){ 0 };
 }
 
-void ddp_uses_note(ddp_uses *uses, int param)
-{
-	uses->used[param] = true;
-}
-
 void ddp_uses_reset(ddp_uses *uses)
 {
 	memset(uses->used, 0, (size_t)uses->count * sizeof(*uses->used));
 	uses->changed = -1;
-}
-
-bool ddp_uses_counts(const ddp_uses *uses)
-{
-	return uses->mode != DDP_UNUSED_ZERO;
 }
 
 /* A number of ranks takes this many bits. */

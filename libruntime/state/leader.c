@@ -45,7 +45,7 @@ static void *work_aside(void *argument)
 /* The verdict as it is once the work is done or `ms` have passed. */
 static struct verdict look(struct task *task, int ms)
 {
-	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)ms * 1000000;
+	uint64_t deadline_ns = ddp_ms_from_now(ms);
 
 	pthread_mutex_lock(&task->lock);
 	while (!task->verdict.done && ddp_condition_wait(&task->changed, &task->lock, deadline_ns))

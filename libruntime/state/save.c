@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/pages.h"
 #include "base/path.h"
 #include "base/thread.h"
 #include "context.h"
@@ -24,12 +25,74 @@
 #include "state/leader.h"
 #include "state/lock.h"
 #include "state/metadata.h"
-#include "state/room.h"
 #include "state/store.h"
 #include "state/user.h"
 #include "watch/watch.h"
 
 enum { KEEP_DEFAULT = 3 };
+
+/* ---- room for a copy ------------------------------------------------------------------ */
+
+/* Memory for a copy of a model, which a thread of its own may fill with pages. Begins as zeros. */
+struct room {
+	float *memory; /* [elements], or NULL */
+	int64_t elements;
+	pthread_t thread;
+	bool fills; /* the thread is not joined yet */
+};
+
+static size_t room_bytes(const struct room *room)
+{
+	return (size_t)room->elements * sizeof(float);
+}
+
+static void *fill(void *argument)
+{
+	const struct room *room = argument;
+	volatile char *bytes = (volatile char *)room->memory;
+	const size_t page = ddp_system_page_bytes();
+
+	for (size_t at = 0; at < room_bytes(room); at += page)
+		bytes[at] = 0;
+	return NULL;
+}
+
+static void end_filling(struct room *room)
+{
+	if (room->fills)
+		pthread_join(room->thread, NULL);
+	room->fills = false;
+}
+
+static void room_free(struct room *room)
+{
+	end_filling(room);
+	ddp_pages_free(room->memory, room_bytes(room));
+	*room = (struct room){ 0 };
+}
+
+/* Makes room for at least so many elements. What was in it may be lost. Afterwards no thread writes there. False: there
+   is no memory, and no room any more. */
+static bool room_take(struct room *room, int64_t elements)
+{
+	end_filling(room);
+	if (elements <= room->elements)
+		return true;
+	room_free(room);
+	room->elements = elements;
+	room->memory = ddp_pages_alloc(room_bytes(room));
+	if (room->memory == NULL)
+		room->elements = 0;
+	return room->memory != NULL;
+}
+
+/* After room_take(): lets a thread write the pages of memory that nobody has written yet. A page of new memory costs
+   its first writer the time until the system has found and cleared it, which on virtual machines may be a second for
+   each 300 MB. If no thread can be started, the pages come later. */
+static void room_fill(struct room *room)
+{
+	room->fills = room->elements > 0 && ddp_thread_start(&room->thread, fill, room) == 0;
+}
 
 /* ---- the directory's owner --------------------------------------------------------- */
 
@@ -38,7 +101,7 @@ struct owner {
 	ddp_model *model;
 	ddp_store_lock *lock;
 	struct background *background; /* a save that another thread writes, or NULL */
-	ddp_room copies;               /* what it writes */
+	struct room copies;            /* what it writes */
 	char dir[];
 };
 
@@ -52,7 +115,7 @@ static void let_go(void *attached)
 	if ((ddp_model_saves(owner->model) ? await_file(owner->model) : end_background(owner)) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	ddp_store_lock_release(owner->lock);
-	ddp_room_free(&owner->copies);
+	room_free(&owner->copies);
 	free(owner);
 }
 
@@ -142,43 +205,28 @@ static bool is_left_out(const ddp_tensor *tensor)
 	return tensor->optional && dk_largest(tensor->data, ddp_tensor_elements(tensor)) == 0;
 }
 
-static ddp_status write_all(const struct save *save, ddp_safetensors_tensor *all,
-                            char (*names)[DDP_USER_NAME_MAX], int64_t *shapes)
+static ddp_status write_tensors(const struct save *save)
 {
 	const ddp_tensors *tensors = &save->tensors;
+	const int most = tensors->count + save->users.ranks;
+	ddp_safetensors_tensor *all = calloc((size_t)most + 1, sizeof(*all));
 	ddp_metadata metadata;
 	int count = 0;
 
+	if (all == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: no memory for a list of %d tensors", save->dir, most);
 	for (int i = 0; i < tensors->count; i++) {
 		const ddp_tensor *tensor = &tensors->list[i];
-		if (is_left_out(tensor))
-			continue;
-		all[count++] = (ddp_safetensors_tensor){
-			.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape,
-			.data = tensor->data,
-		};
+		if (!is_left_out(tensor))
+			all[count++] = (ddp_safetensors_tensor){
+				.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape, .data = tensor->data,
+			};
 	}
-	count += ddp_users_tensors(&save->users, names, shapes, all + count);
+	count += ddp_users_tensors(&save->users, all + count);
 	ddp_metadata_write(&save->position, save->world_size, &metadata);
-	return ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs,
-	                       metadata.count, save->keep, save->owns ? &save->later : NULL, &save->writer);
-}
-
-static ddp_status write_tensors(const struct save *save)
-{
-	size_t users = (size_t)save->users.ranks, count = (size_t)save->tensors.count;
-	ddp_status status = DDP_ERR_NOMEM;
-
-	ddp_safetensors_tensor *all = calloc(count + users + 1, sizeof(*all));
-	char (*names)[DDP_USER_NAME_MAX] = calloc(users + 1, sizeof(*names));
-	int64_t *shapes = calloc(users + 1, sizeof(*shapes));
-	if (all != NULL && names != NULL && shapes != NULL)
-		status = write_all(save, all, names, shapes);
-	else
-		ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: no memory for a list of %zu tensors", save->dir, count + users);
+	const ddp_status status = ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs, metadata.count,
+	                                          save->keep, save->owns ? &save->later : NULL, &save->writer);
 	free(all);
-	free(names);
-	free(shapes);
 	return status;
 }
 
@@ -225,15 +273,7 @@ static ddp_status collect(struct save *save)
 		return status;
 	if (save->owns)
 		ddp_store_list_later(save->dir, save->position.step, &save->later);
-	if (save->tensors.list == NULL) {
-		status = ddp_model_tensors(save->model, true, &save->tensors);
-		/* A strategy's tensors are of all ranks; a rank that is alone knows its own part only. */
-		for (; save->alone && save->tensors.extras > 0; save->tensors.extras--)
-			free(save->tensors.list[--save->tensors.count].name);
-		if (status == DDP_OK)
-			status = ddp_model_collect(save->model, &save->tensors);
-	}
-	return status;
+	return ddp_model_list(save->model, save->alone, &save->tensors);
 }
 
 static ddp_status write_file(const struct save *save)
@@ -308,18 +348,6 @@ static ddp_status end_background(struct owner *owner)
 	return status;
 }
 
-/* A tensor in an arena of the list's own needs no copy. */
-static bool is_own(const ddp_tensors *tensors, int i)
-{
-	const ddp_tensor *tensor = &tensors->list[i];
-
-	if (i >= tensors->count - tensors->extras)
-		return tensor->there != NULL;
-	if (tensor->param < 0 || tensor->optional)
-		return false;
-	return tensor->state < 0 ? tensors->params != NULL : tensors->whole[tensor->state] != NULL;
-}
-
 struct copy {
 	float *to;
 	const float *from;
@@ -336,8 +364,10 @@ static int64_t elements_to_copy(const ddp_tensors *tensors)
 {
 	int64_t elements = 0;
 
-	for (int i = 0; i < tensors->count; i++)
-		elements += is_own(tensors, i) || tensors->list[i].data == NULL ? 0 : ddp_tensor_elements(&tensors->list[i]);
+	for (int i = 0; i < tensors->count; i++) {
+		const ddp_tensor *tensor = &tensors->list[i];
+		elements += tensor->own || tensor->data == NULL ? 0 : ddp_tensor_elements(tensor);
+	}
 	return elements;
 }
 
@@ -345,16 +375,17 @@ static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)
 {
 	const int64_t elements = elements_to_copy(tensors);
 
-	if (!ddp_room_take(&owner->copies, elements))
+	if (!room_take(&owner->copies, elements))
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the model (%" PRId64 " bytes)",
 		                elements * (int64_t)sizeof(float));
 	float *next = owner->copies.memory;
 	for (int i = 0; i < tensors->count; i++) {
-		const int64_t count = ddp_tensor_elements(&tensors->list[i]);
-		if (is_own(tensors, i))
+		ddp_tensor *tensor = &tensors->list[i];
+		const int64_t count = ddp_tensor_elements(tensor);
+		if (tensor->own)
 			continue;
-		dk_parallel(count, COPY_GRAIN, copy_span, &(struct copy){ .to = next, .from = tensors->list[i].data });
-		tensors->list[i].data = next;
+		dk_parallel(count, COPY_GRAIN, copy_span, &(struct copy){ .to = next, .from = tensor->data });
+		tensor->data = next;
 		next += count;
 	}
 	return DDP_OK;
@@ -380,6 +411,7 @@ static ddp_status start_background(struct save *save)
 		return ddp_fail_errno(DDP_ERR_NOMEM, failed, "cannot start a thread that writes it (see ulimit -u)");
 	}
 	owner->background = background;
+	ddp_model_set_saves(save->model, true); /* also if the other ranks do not hear of it */
 	save->users = (ddp_users){ 0 };
 	save->tensors = (ddp_tensors){ 0 };
 	save->later = (ddp_later){ 0 };
@@ -409,10 +441,12 @@ static ddp_status end_file(void *argument)
 
 static ddp_status await_file(ddp_model *model)
 {
+	const bool begun = ddp_model_saves(model);
+
 	ddp_model_set_saves(model, false);
 	if (ddp_comm_broken(ddp_model_comm(model)))
 		return end_file(model);
-	return ddp_leader_run(model, end_file, model, NULL, 0);
+	return begun ? ddp_leader_run(model, end_file, model, NULL, 0) : DDP_OK;
 }
 
 ddp_status ddp_checkpoint_wait(ddp_model *model)
@@ -481,19 +515,33 @@ void ddp_save_reserve(ddp_model *model)
 
 	if (owner == NULL || owner->copies.memory != NULL)
 		return;
-	if (ddp_model_tensors(model, false, &tensors) == DDP_OK && ddp_room_take(&owner->copies, elements_to_copy(&tensors)))
-		ddp_room_fill(&owner->copies);
+	if (ddp_model_tensors(model, false, &tensors) == DDP_OK && room_take(&owner->copies, elements_to_copy(&tensors)))
+		room_fill(&owner->copies);
 	ddp_tensors_free(&tensors);
 }
 
-/* Waits for the file that another thread still writes, on a rank that is alone now. */
-static void write_before(ddp_model *model)
+/* The world is broken: this rank saves what it has. */
+static ddp_status save_alone(struct save *save)
 {
-	if (end_file(model) != DDP_OK)
+	/* Another thread may still write the file before. */
+	if (end_file(save->model) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
+	const ddp_status status = ddp_users_own(ddp_comm_rank(ddp_model_comm(save->model)), save->model, &save->users);
+	return status == DDP_OK ? save_file(save) : status;
 }
 
 /* `write` is for rank 0. */
+static ddp_status save_together(struct save *save, ddp_status (*write)(void *save))
+{
+	ddp_status status = ddp_save_end(save->model);
+
+	if (status == DDP_OK)
+		status = ddp_model_gather(save->model, &save->tensors);
+	if (status == DDP_OK)
+		status = ddp_users_gather(ddp_model_comm(save->model), save->model, &save->users);
+	return status == DDP_OK ? ddp_leader_run(save->model, write, save, NULL, 0) : status;
+}
+
 static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir, int keep,
                           ddp_status (*write)(void *save))
 {
@@ -501,41 +549,23 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: the %s is NULL", model == NULL ? "model" : "directory");
 	if (dir[0] == '\0' || keep < 0)
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
-	/* A newcomer has nothing to save before it has joined the others. */
-	if (ddp_model_context(model)->renewal.joins)
-		return DDP_OK;
 	ddp_context *context = ddp_model_context(model);
-	ddp_comm *comm = ddp_model_comm(model);
+	/* A newcomer has nothing to save before it has joined the others. */
+	if (context->renewal.joins)
+		return DDP_OK;
+	/* Whether the world is broken is looked at before the model is. */
 	struct save save = {
-		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT,
-		.world_size = ddp_comm_size(comm), .threads = dk_threads(),
-		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
-		.model = model, .writer = writer_of(model),
+		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT, .alone = ddp_comm_broken(ddp_model_comm(model)),
+		.world_size = ddp_comm_size(ddp_model_comm(model)), .threads = dk_threads(),
+		.position = { .has_loader = loader != NULL }, .model = model, .writer = writer_of(model),
 	};
-	/* Looked at before the model is. */
-	const bool alone = save.alone = ddp_comm_broken(comm);
-	(void)ddp_model_arrive(model); /* what does not come is told by this: */
-	ddp_status status = ddp_model_check_whole(model);
+	ddp_status status = ddp_model_begin_save(model, &save.position.step, save.position.hypers);
 	if (status != DDP_OK)
 		return status;
 	if (loader != NULL)
 		save.position.loader = ddp_loader_get_state(loader);
-	ddp_model_get_hypers(model, save.position.hypers);
 	ddp_model_set_phase(model, DDP_PHASE_CHECKPOINT);
-	if (alone)
-		write_before(model);
-	else
-		status = ddp_save_end(model);
-	if (status == DDP_OK)
-		status = alone ? ddp_users_own(ddp_comm_rank(comm), model, &save.users) : ddp_model_settle(model);
-	if (status == DDP_OK && !alone)
-		status = ddp_model_compare(model);
-	if (status == DDP_OK && !alone)
-		status = ddp_users_gather(comm, model, &save.users);
-	if (status == DDP_OK && !alone)
-		status = ddp_model_gather(model, &save.tensors);
-	if (status == DDP_OK)
-		status = alone ? save_file(&save) : ddp_leader_run(model, write, &save, NULL, 0);
+	status = save.alone ? save_alone(&save) : save_together(&save, write);
 	free_save(&save);
 	ddp_model_set_phase(model, DDP_PHASE_IDLE);
 	if (status == DDP_OK) {
@@ -544,7 +574,7 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	}
 	(void)not_saved(status, save.position.step);
 	/* A rank that saves alone leaves the error there that broke the world. */
-	if (!alone)
+	if (!save.alone)
 		ddp_watch_error(context->watch, status);
 	return status;
 }

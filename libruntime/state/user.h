@@ -6,12 +6,15 @@
 #include "state/safetensors.h"
 #include "state/safetensors_write.h"
 
-enum { DDP_USER_NAME_MAX = 24 };
+typedef struct ddp_user_name {
+	char text[24];
+} ddp_user_name;
 
 /* All ranks' states, one behind the other. */
 typedef struct ddp_users {
 	int ranks;
 	size_t *bytes;  /* [ranks] */
+	ddp_user_name *names; /* [ranks]: of their tensors */
 	char *all;      /* rank 0 */
 	char *own;      /* [DDP_USER_STATE_MAX] of this rank, when loading */
 } ddp_users;
@@ -21,10 +24,8 @@ typedef struct ddp_users {
 ddp_status ddp_users_gather(ddp_comm *comm, const ddp_model *model, ddp_users *users);
 /* This rank's alone. */
 ddp_status ddp_users_own(int rank, const ddp_model *model, ddp_users *users);
-/* The states as tensors of a file, [ranks] at most; `names` and `shapes` are [ranks],
-   for the tensors to point to. Returns how many there are. */
-int ddp_users_tensors(const ddp_users *users, char (*names)[DDP_USER_NAME_MAX], int64_t *shapes,
-                      ddp_safetensors_tensor *tensors);
+/* The states as tensors of a file, [ranks] at most, which point to `users`. Returns how many there are. */
+int ddp_users_tensors(const ddp_users *users, ddp_safetensors_tensor *tensors);
 
 /* Does, before ddp_users_read(), the work that can fail on this rank alone. */
 ddp_status ddp_users_prepare(int ranks, ddp_users *users);

@@ -55,3 +55,13 @@ void ddp_watch_error(ddp_watch *watch, ddp_status status);
 void ddp_watch_go_on(ddp_watch *watch);
 
 const char *ddp_phase_name(ddp_phase phase); /* "backward"; never NULL */
+
+/* A time range of communication. Such ranges may overlap. */
+typedef struct ddp_span {
+	uint64_t start_ns, end_ns;
+} ddp_span;
+
+/* The time covered by at least one span, in seconds. Sorts them by start. */
+double ddp_spans_union(ddp_span *spans, size_t count);
+/* 1 - exposed / communication, within 0 .. 1; 1 if there was none. */
+double ddp_overlap_ratio(double exposed_seconds, double communication_seconds);

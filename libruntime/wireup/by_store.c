@@ -99,7 +99,7 @@ static ddp_status look(struct store *s, const char *key, bool *there)
 	const int share_ms = all_looks_ms / s->base.job->world_size;
 	const int look_ms = share_ms > longest_look_ms ? longest_look_ms : share_ms < shortest_look_ms ? shortest_look_ms : share_ms;
 
-	return await(s, key, ddp_now_ns() + (uint64_t)look_ms * 1000000u, there);
+	return await(s, key, ddp_ms_from_now(look_ms), there);
 }
 
 /* The value is malloc'd. */

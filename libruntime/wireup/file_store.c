@@ -262,7 +262,7 @@ static ddp_status look(ddp_file_store *f, uint64_t deadline_ns)
 static ddp_status file_wait(void *user, const char *key, int timeout_ms)
 {
 	ddp_file_store *f = user;
-	const uint64_t until_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000u;
+	const uint64_t until_ns = ddp_ms_from_now(timeout_ms);
 	uint64_t pause_ns = first_pause_ns;
 	const char *value;
 	size_t bytes;

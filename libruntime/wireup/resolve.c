@@ -16,9 +16,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
-#include "base/random.h"
 #include "base/wait.h"
 #include "job/environment.h"
+#include "splitmix.h"
 
 /* ---- ports --------------------------------------------------------------------------- */
 
@@ -53,7 +53,7 @@ void ddp_ports_choose(int master_port, ddp_ports *ports)
 	if (ports->master_first)
 		ports->port[ports->count++] = (uint16_t)master_port;
 	while (ports->count < DDP_RENDEZVOUS_PORTS) {
-		const uint16_t port = own_port(ddp_random_next(&state));
+		const uint16_t port = own_port(dk_splitmix_next(&state));
 		if (port != master_port && !holds(ports, port))
 			ports->port[ports->count++] = port;
 	}

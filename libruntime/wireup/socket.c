@@ -125,19 +125,6 @@ ddp_status ddp_socket_read_some(int fd, void *to, size_t bytes, uint64_t deadlin
 	}
 }
 
-ddp_status ddp_socket_read(int fd, void *to, size_t bytes, uint64_t deadline_ns)
-{
-	size_t got;
-
-	for (size_t used = 0; used < bytes; used += got) {
-		ddp_status status = ddp_socket_read_some(fd, (char *)to + used, bytes - used,
-		                                         deadline_ns, &got);
-		if (status != DDP_OK)
-			return status;
-	}
-	return DDP_OK;
-}
-
 ddp_status ddp_socket_write(int fd, const void *from, size_t bytes, uint64_t deadline_ns)
 {
 	size_t used = 0;

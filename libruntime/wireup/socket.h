@@ -70,11 +70,10 @@ int ddp_socket_silent_ms(ddp_silence_checks *checks, int fd, int limit_ms);
    silent for silence_ms; 0: that is not looked for. */
 ddp_status ddp_socket_await(int fd, uint64_t deadline_ns, int silence_ms);
 
-/* Exactly `bytes`. DDP_ERR_TIMEOUT at the deadline, DDP_ERR_PEER if the peer has closed the connection. */
-ddp_status ddp_socket_read(int fd, void *to, size_t bytes, uint64_t deadline_ns);
-ddp_status ddp_socket_write(int fd, const void *from, size_t bytes, uint64_t deadline_ns);
-/* Reads at least 1 byte, and at most `bytes`. */
+/* Reads at least 1 byte and at most `bytes`, or writes all. DDP_ERR_TIMEOUT at the deadline, DDP_ERR_PEER if the peer
+   has closed the connection. */
 ddp_status ddp_socket_read_some(int fd, void *to, size_t bytes, uint64_t deadline_ns, size_t *got);
+ddp_status ddp_socket_write(int fd, const void *from, size_t bytes, uint64_t deadline_ns);
 
 /* "10.0.0.2:4242", or "a local process". */
 const char *ddp_socket_peer(int fd, char *text, size_t bytes);

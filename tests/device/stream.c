@@ -9,8 +9,8 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "base/random.h"
 #include "base/thread.h"
+#include "splitmix.h"
 
 static _Thread_local gpu_running running;
 
@@ -77,7 +77,7 @@ void fake_gpu_host_knows_locked(fake_gpu_device *gpu, const gpu_clock *clock)
 static void delay(gpu_stream *stream)
 {
 	const uint64_t longest_ns = 1000u * (uint64_t)stream->gpu->delay_us;
-	const uint64_t drawn = ddp_random_next(&stream->random);
+	const uint64_t drawn = dk_splitmix_next(&stream->random);
 
 	if (longest_ns == 0 || drawn % 2 == 0)
 		return;

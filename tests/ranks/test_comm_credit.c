@@ -11,8 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/random.h"
 #include "comm/core/comm.h"
+#include "splitmix.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/test.h"
 

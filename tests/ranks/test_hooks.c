@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "reduce/compare.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "reduce/compare.h"
 #include "reduce/model_state.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"

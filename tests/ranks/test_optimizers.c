@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "device/device.h"
+#include "reduce/compare.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"

@@ -11,6 +11,7 @@
 
 #include "device/device.h"
 #include "kernels.h"
+#include "reduce/compare.h"
 #include "reduce/model_state.h"
 #include "reduce/tensors.h"
 #include "tests/support/comm_ranks.h"

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/mt19937.h"
 #include "data/sampler.h"
 #include "sampler_vectors.h"
 #include "tests/support/test.h"

@@ -22,7 +22,6 @@
 #include "tests/support/test.h"
 #include "watch/metrics.h"
 #include "watch/page.h"
-#include "watch/spans.h"
 #include "watch/trace.h"
 #include "watch/watch.h"
 

@@ -77,7 +77,7 @@ typedef struct ddp_running {
 	/* of comm/wait/message: */
 	uint64_t question_ns, question_sequence;
 	struct ddp_transfer *question; /* NULL before the first */
-	struct ddp_transfer *words; /* of comm/wait/survey; NULL before the first */
+	struct ddp_transfer *words; /* of comm/wait/message; NULL before the first */
 } ddp_running;
 
 /* Operations that were issued and have not run yet, and the thread of the roster's pool that runs them, if
@@ -198,6 +198,17 @@ static inline bool ddp_is_local(const ddp_comm *comm, int rank)
 	return comm->topology.node_of[rank] == comm->topology.node_of[comm->rank];
 }
 
+/* This rank's lines, and those of a rank of the communicator on this node. */
+static inline ddp_node_rank *ddp_lines_own(const ddp_comm *comm)
+{
+	return &comm->node.shared->ranks[comm->node.self];
+}
+
+static inline ddp_node_rank *ddp_lines_of(const ddp_comm *comm, int rank)
+{
+	return &comm->node.shared->ranks[comm->topology.local_of[rank]];
+}
+
 /* The first rank (of the communicator) that has not posted header or step `until`, or
    DDP_NOBODY. Inline, as who waits asks again and again. */
 static inline int ddp_node_lagging(const ddp_comm *comm, uint32_t event, uint64_t until)
@@ -226,7 +237,7 @@ static inline ddp_recorded ddp_comm_record(const ddp_comm *comm, const ddp_opera
 
 	if (recorder == NULL)
 		return (ddp_recorded){ NULL, 0 };
-	const bool message = c->kind == DDP_SEND || c->kind == DDP_RECV;
+	const bool message = ddp_kind_is_message(c->kind);
 	const bool rooted = message || ddp_kind_has_root(c->kind);
 	const struct ddp_record_entry what = {
 		.number = number, .group = comm->id, .count = c->count, .begin_ns = now_ns,

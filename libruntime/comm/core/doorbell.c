@@ -180,7 +180,8 @@ void ddp_doorbell_attend(ddp_doorbell *bell, int fd)
 
 /* ---- waking --------------------------------------------------------------------------- */
 
-void ddp_doorbell_notify(ddp_comm *comm, int i)
+/* Wakes the node's i-th rank, whatever it sleeps for. */
+static void notify(ddp_comm *comm, int i)
 {
 	ddp_node_rank *rank = &comm->node.shared->ranks[i];
 
@@ -219,7 +220,7 @@ void ddp_node_wake(ddp_comm *comm, uint32_t event)
 			there = ddp_node_lagging(comm, event, until) == DDP_NOBODY;
 		}
 		if ((sleeps_for == DDP_SLEEPS_FOR_ANY || (sleeps_for == event && there)) && claim(rank, sleeps_for))
-			ddp_doorbell_notify(comm, i);
+			notify(comm, i);
 	}
 }
 
@@ -235,11 +236,11 @@ void ddp_node_wake_rank(ddp_comm *comm, int i)
 	const uint32_t sleeps_for = atomic_load(&rank->sleeps_for);
 
 	if (sleeps_for != DDP_AWAKE && claim(rank, sleeps_for))
-		ddp_doorbell_notify(comm, i);
+		notify(comm, i);
 }
 
 void ddp_node_wake_all(ddp_comm *comm)
 {
 	for (int i = 0; i < comm->node.size; i++)
-		ddp_doorbell_notify(comm, i);
+		notify(comm, i);
 }

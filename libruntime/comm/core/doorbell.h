@@ -34,8 +34,6 @@ ddp_status ddp_doorbell_open(ddp_doorbell *bell);
 ddp_status ddp_doorbell_open_peers(ddp_comm *comm, const int *fds);
 void ddp_doorbell_close(ddp_doorbell *bell);
 
-/* Wakes the node's i-th rank, whatever it sleeps for. Any thread. */
-void ddp_doorbell_notify(ddp_comm *comm, int i);
 /* Wakes the threads of this process that sleep; and that of comm/attend. */
 void ddp_doorbell_notify_own(ddp_doorbell *bell);
 void ddp_doorbell_notify_attention(ddp_doorbell *bell);

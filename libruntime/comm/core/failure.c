@@ -19,7 +19,7 @@
 static void publish(ddp_comm *comm, ddp_status status, int culprit, const char *text)
 {
 	ddp_node_shared *shared = comm->node.shared;
-	ddp_failure *own = &shared->ranks[comm->node.self].failure;
+	ddp_failure *own = &ddp_lines_own(comm)->failure;
 	uint32_t nobody = 0;
 
 	pthread_mutex_lock(&comm->failure.lock);
@@ -234,6 +234,12 @@ ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
 	adopt_shared_failure(comm);
 	ddp_node_wake_all(comm);
 	return ddp_comm_check(comm);
+}
+
+ddp_status ddp_comm_break_gone(ddp_comm *comm, int rank, const char *how, const char *operation)
+{
+	return ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s %s (pid %lld), in %s", ddp_rank_text(comm, rank), how,
+	                      (long long)comm->roster->peers[comm->topology.world_ranks[rank]].pid, operation);
 }
 
 ddp_status ddp_comm_check_silence(ddp_comm *comm)

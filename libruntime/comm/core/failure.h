@@ -42,6 +42,9 @@ typedef struct ddp_failure_state {
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
                           const char *format, ...) __attribute__((format(printf, 4, 5)));
 
+/* Breaks it because `rank` is gone: `how` ("died") and the description of an `operation` are parts of the sentence. */
+ddp_status ddp_comm_break_gone(ddp_comm *comm, int rank, const char *how, const char *operation);
+
 /* From now on `twin`, `comm` and its other twins fail together; unshare() ends this. */
 ddp_status ddp_failure_share(ddp_comm *comm, ddp_comm *twin);
 void ddp_failure_unshare(ddp_comm *twin);

@@ -91,9 +91,11 @@ typedef struct ddp_answer {
 	int names;      /* the rank that it holds to be late, or DDP_NOBODY */
 } ddp_answer;
 
-/* This rank's lines, and those of a rank of the communicator on this node. */
-ddp_node_rank *ddp_lines_own(const ddp_comm *comm);
-ddp_node_rank *ddp_lines_of(const ddp_comm *comm, int rank);
+/* What the lines of a rank say to somebody who asks about that rank. */
+static inline ddp_answer ddp_lines_inquire(ddp_node_rank *lines, uint64_t now)
+{
+	atomic_store(&lines->wanted_ns, now);
+	const uint64_t waits_ns = atomic_load_explicit(&lines->waits_ns, memory_order_acquire);
 
-/* Somebody inquires after the rank whose lines these are: what they say. */
-ddp_answer ddp_lines_inquire(ddp_node_rank *lines, uint64_t now);
+	return (ddp_answer){ .at_ns = waits_ns, .waits = waits_ns != 0, .names = atomic_load(&lines->names) - 1 };
+}

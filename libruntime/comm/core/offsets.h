@@ -27,13 +27,7 @@ static inline size_t ddp_recv_offset(const ddp_comm *comm, int r)
 	return c->recv_counts != NULL ? comm->run.recv_offsets[r] : c->count * (size_t)r;
 }
 
-/* The address of the block that this rank sends to rank r, and the address for the block from rank r. */
-static inline const char *ddp_send_block(const ddp_comm *comm, const ddp_operation *c, int r)
-{
-	return c->send_list != NULL ? (const char *)c->send_list[r]
-	                            : (const char *)c->send + ddp_block_offset(comm, r) * ddp_type_bytes(c->type);
-}
-
+/* The address for the block from rank r. */
 static inline char *ddp_recv_block(const ddp_comm *comm, const ddp_operation *c, int r)
 {
 	const size_t offset = c->kind == DDP_ALL_TO_ALL ? ddp_recv_offset(comm, r) : ddp_block_offset(comm, r);

@@ -381,7 +381,7 @@ static void tell_more(const ddp_agreement *m, ddp_telling *t, bool long_since)
 static bool is_message(const ddp_comm *comm, const ddp_unexpected *message, const void *argument)
 {
 	(void)argument;
-	return (message->envelope.tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG &&
+	return ddp_net_is_of_agreement(&message->envelope) &&
 	       serial_of(&message->envelope) <= atomic_load(&ddp_lines_own(comm)->agreement);
 }
 

@@ -136,7 +136,7 @@ static ddp_status connect_all(ddp_comm *comm, const neighbours *n)
 		return DDP_OK;
 	}
 	comm->run.operation = &opening;
-	comm->run.deadline_ns = ddp_now_ns() + (uint64_t)comm->timeout_ms * 1000000;
+	comm->run.deadline_ns = ddp_ms_from_now(comm->timeout_ms);
 	ddp_status status = settle(comm, n);
 	if (status == DDP_OK) {
 		ddp_net_await_connections(comm);

@@ -284,7 +284,7 @@ ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
 	ddp_status status = shrink(comm, survivors);
 	/* The others on this node need not wait for its word. */
 	if (status != DDP_OK && comm->net != NULL && (ddp_net_ended(comm) || ddp_net_lacks_descriptors(comm)))
-		atomic_store(&comm->node.shared->ranks[comm->node.self].left, 1);
+		atomic_store(&ddp_lines_own(comm)->left, 1);
 	if (comm->net != NULL)
 		ddp_net_revive(comm, false);
 	/* The rank goes on: a later end of it has other reasons. */

@@ -248,7 +248,7 @@ static ddp_status build_world(ddp_roster *roster, world_exchange *exchanger, int
 ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, const ddp_comm *former,
                           ddp_comm **comm)
 {
-	world_exchange exchanger = { wireup, ddp_now_ns() + (uint64_t)timeout_ms * 1000000 };
+	world_exchange exchanger = { wireup, ddp_ms_from_now(timeout_ms) };
 	ddp_segment_offer mine = { .fd = -1 };
 	ddp_roster *roster = NULL;
 	int fd = -1;

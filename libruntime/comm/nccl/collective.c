@@ -21,6 +21,44 @@ typedef struct calls {
 	int result;
 } calls;
 
+/* ---- memory of the device ------------------------------------------------------------------ */
+
+/* Gives at least `bytes` for work on the lane's queue. The next operation gets the same memory. */
+static ddp_status get_scratch(ddp_nccl_lane *lane, size_t bytes, void **memory)
+{
+	const size_t before = lane->scratch != NULL ? lane->scratch->bytes : 0;
+
+	if (bytes > before) {
+		ddp_nccl_scratch *made = calloc(1, sizeof(*made));
+		if (made == NULL)
+			return ddp_fail(DDP_ERR_NOMEM, "no memory for the record of %zu bytes on the device",
+			                bytes);
+		/* The size at least doubles. So all memory that was too small takes no more than this. */
+		made->bytes = bytes > 2 * before ? bytes : 2 * before;
+		const ddp_status status = ddp_device_alloc(lane->device, made->bytes, &made->memory);
+		if (status != DDP_OK) {
+			free(made);
+			return status;
+		}
+		made->older = lane->scratch;
+		lane->scratch = made;
+	}
+	*memory = lane->scratch->memory;
+	return DDP_OK;
+}
+
+void ddp_nccl_scratch_free(ddp_nccl_lane *lane)
+{
+	while (lane->scratch != NULL) {
+		ddp_nccl_scratch *last = lane->scratch;
+		lane->scratch = last->older;
+		(void)ddp_device_free(lane->device, last->memory);
+		free(last);
+	}
+}
+
+/* ---- operations ------------------------------------------------------------------------------ */
+
 static calls calls_of(ddp_nccl_operation *o)
 {
 	const ddp_nccl_lane *lane = o->lane;
@@ -74,7 +112,7 @@ static ddp_status move(const calls *k, void *to, const void *from, size_t bytes)
 
 	if (distance == 0 || distance >= bytes)
 		return copy(k, to, from, bytes);
-	ddp_status status = ddp_nccl_scratch_get(k->o->lane, bytes, &between);
+	ddp_status status = get_scratch(k->o->lane, bytes, &between);
 	if (status == DDP_OK)
 		status = copy(k, between, from, bytes);
 	return status == DDP_OK ? copy(k, to, between, bytes) : status;
@@ -192,7 +230,7 @@ static ddp_status all_to_all(calls *k)
 	void *apart;
 
 	if (c->send == c->recv && bytes > 0) {
-		ddp_status status = ddp_nccl_scratch_get(k->o->lane, bytes, &apart);
+		ddp_status status = get_scratch(k->o->lane, bytes, &apart);
 		if (status == DDP_OK)
 			status = copy(k, apart, c->send, bytes);
 		if (status != DDP_OK)
@@ -259,39 +297,4 @@ ddp_status ddp_nccl_finish_collective(ddp_nccl_operation *o)
 	ddp_nccl_free_op(o);
 	const ddp_status status = copy_own(&k);
 	return status == DDP_OK ? ddp_device_event_record(o->lane->device, o->end, k.queue) : status;
-}
-
-/* ---- memory of the device ------------------------------------------------------------------ */
-
-ddp_status ddp_nccl_scratch_get(ddp_nccl_lane *lane, size_t bytes, void **memory)
-{
-	const size_t before = lane->scratch != NULL ? lane->scratch->bytes : 0;
-
-	if (bytes > before) {
-		ddp_nccl_scratch *made = calloc(1, sizeof(*made));
-		if (made == NULL)
-			return ddp_fail(DDP_ERR_NOMEM, "no memory for the record of %zu bytes on the device",
-			                bytes);
-		/* The size at least doubles. So all memory that was too small takes no more than this. */
-		made->bytes = bytes > 2 * before ? bytes : 2 * before;
-		const ddp_status status = ddp_device_alloc(lane->device, made->bytes, &made->memory);
-		if (status != DDP_OK) {
-			free(made);
-			return status;
-		}
-		made->older = lane->scratch;
-		lane->scratch = made;
-	}
-	*memory = lane->scratch->memory;
-	return DDP_OK;
-}
-
-void ddp_nccl_scratch_free(ddp_nccl_lane *lane)
-{
-	while (lane->scratch != NULL) {
-		ddp_nccl_scratch *last = lane->scratch;
-		lane->scratch = last->older;
-		(void)ddp_device_free(lane->device, last->memory);
-		free(last);
-	}
 }

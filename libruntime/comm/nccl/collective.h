@@ -9,9 +9,5 @@ ddp_status ddp_nccl_begin_collective(ddp_nccl_operation *operation);
 /* Enqueues the work after NCCL's part, which is on the queue. */
 ddp_status ddp_nccl_finish_collective(ddp_nccl_operation *operation);
 
-/* Memory of the device for what cannot be done in place. */
-
-/* Returns at least `bytes` for work on the lane's queue. The next operation gets the same memory. */
-ddp_status ddp_nccl_scratch_get(ddp_nccl_lane *lane, size_t bytes, void **memory);
-/* The queue has done its work. */
+/* Frees the device's memory for what could not be done in place. The queue has done its work. */
 void ddp_nccl_scratch_free(ddp_nccl_lane *lane);

@@ -271,7 +271,7 @@ static int judge(const ddp_comm *comm, const int32_t *states, ddp_status own, bo
 static ddp_status await_all(const ddp_nccl *nccl, ddp_comm *comm, ddp_nccl_handle *handle, ddp_status own,
                             int32_t *states)
 {
-	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)comm->timeout_ms * 1000000;
+	const uint64_t deadline_ns = ddp_ms_from_now(comm->timeout_ms);
 	uint64_t round_ms = FIRST_ROUND_MS;
 	int verdict = MAKES;
 	bool ready = false;

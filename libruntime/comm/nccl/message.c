@@ -514,7 +514,7 @@ ddp_status ddp_nccl_messages_open(ddp_nccl_lane *lane)
 
 void ddp_nccl_messages_close(ddp_nccl_lane *lane)
 {
-	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)lane->comm->timeout_ms * 1000000;
+	const uint64_t deadline_ns = ddp_ms_from_now(lane->comm->timeout_ms);
 
 	for (ddp_nccl_link *link = lane->links; link != NULL; link = link->next)
 		link->ends = link->handle != NULL && ddp_nccl_begin_end(lane->nccl, lane->device, link->handle, deadline_ns);

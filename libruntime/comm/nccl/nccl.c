@@ -117,11 +117,6 @@ static ddp_status check(const ddp_nccl_lane *lane, const ddp_operation *c)
 	return status == DDP_OK && ddp_kind_reduces(c->kind) ? ddp_nccl_check_reduction(lane, c) : status;
 }
 
-static bool is_message(const ddp_nccl_operation *o)
-{
-	return o->c.kind == DDP_SEND || o->c.kind == DDP_RECV;
-}
-
 static ddp_status make_operation(ddp_nccl_lane *lane, const ddp_operation *c, ddp_nccl_operation **made)
 {
 	ddp_nccl_operation *o = calloc(1, sizeof(*o));
@@ -137,7 +132,7 @@ static ddp_status make_operation(ddp_nccl_lane *lane, const ddp_operation *c, dd
 		status = ddp_device_event_create_timed(lane->device, &o->end);
 	if (status == DDP_OK)
 		status = ddp_device_event_record(lane->device, o->begun, c->stream);
-	if (status == DDP_OK && is_message(o))
+	if (status == DDP_OK && ddp_kind_is_message(o->c.kind))
 		status = ddp_nccl_message_begin(o);
 	if (status != DDP_OK)
 		free_operation(o);
@@ -155,7 +150,7 @@ static ddp_status issue(void *self, ddp_request *request)
 	pthread_mutex_lock(&lane->lock);
 	if (status == DDP_OK)
 		status = make_operation(lane, &request->operation, &o);
-	if (status == DDP_OK && !is_message(o)) {
+	if (status == DDP_OK && !ddp_kind_is_message(o->c.kind)) {
 		*lane->last = o;
 		lane->last = &o->next;
 	}
@@ -322,7 +317,7 @@ static void close_lane(void *self)
 	ddp_nccl_lane *lane = self;
 
 	await_stop(lane);
-	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)lane->comm->timeout_ms * 1000000;
+	const uint64_t deadline_ns = ddp_ms_from_now(lane->comm->timeout_ms);
 	if (ddp_comm_check(lane->comm) != DDP_OK)
 		abort_nccl(lane);
 	if (lane->handle != NULL) {

@@ -82,7 +82,8 @@ static socklen_t address_of(const ddp_place *place, struct sockaddr_storage *to)
 	return sizeof(*in6);
 }
 
-int ddp_beat_connect(const ddp_place *place)
+/* A socket for a place, which is being connected with it, or -1. */
+static int begin_to_connect(const ddp_place *place)
 {
 	struct sockaddr_storage to;
 	const socklen_t length = address_of(place, &to);
@@ -258,7 +259,7 @@ static void begin_attempt(ddp_beat *beat, uint64_t now_ns)
 	if (!beat->connects || beat->place_count == 0 || now_ns < beat->until_ns)
 		return;
 	beat->place = beat->places[beat->attempts++ % beat->place_count];
-	beat->fd = ddp_beat_connect(&beat->place);
+	beat->fd = begin_to_connect(&beat->place);
 	if (beat->fd < 0) {
 		note_error(beat, errno);
 		wait_again(beat, now_ns);
@@ -401,7 +402,7 @@ static void probe(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 	} else if (now_ns - beat->probed_ns >= interval_ns) {
 		end_probe(beat);
 		beat->probed_ns = now_ns;
-		beat->probe_fd = ddp_beat_connect(&beat->place);
+		beat->probe_fd = begin_to_connect(&beat->place);
 	}
 }
 

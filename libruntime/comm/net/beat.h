@@ -101,8 +101,6 @@ void ddp_beat_end(ddp_beat *beat);
 /* Ends it with a word, which the kernel sends for as long as the process runs. */
 void ddp_beat_give_up(ddp_beat *beat, ddp_beat_word word);
 
-/* A socket for a place, which is being connected with it, or -1. */
-int ddp_beat_connect(const ddp_place *place);
 /* This end's hello, for the connection `fd`. */
 bool ddp_beat_hello_send(int fd, int self, const ddp_proof_key *ours);
 /* Is the hello one of the rank that it names, on this connection? */

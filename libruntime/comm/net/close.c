@@ -25,11 +25,6 @@ enum {
 static const ucp_request_param_t by_force = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
                                               .flags = UCP_EP_CLOSE_FLAG_FORCE };
 
-static uint64_t ms_from_now(int ms)
-{
-	return ddp_now_ns() + (uint64_t)ms * 1000000;
-}
-
 /* ---- the process's worker -------------------------------------------------------------- */
 
 /* The lock is held, as in those below. Lets peers take what was sent to them: each answers the last message, also
@@ -139,9 +134,8 @@ static void end_worker(ddp_worker *worker)
 	atomic_store(&worker->ended, true);
 	for (int r = 0; r < worker->roster->size; r++) {
 		connection *c = &worker->peers[r];
-		int none = UCS_OK;
 		c->ep = NULL;
-		atomic_compare_exchange_strong(&c->lost, &none, UCS_ERR_CANCELED);
+		ddp_ucx_lose(c, UCS_ERR_CANCELED);
 	}
 	if (worker->guard != NULL)
 		ddp_guard_close(worker->guard);
@@ -161,13 +155,13 @@ static void end_worker(ddp_worker *worker)
 /* False if one is being made yet. */
 static bool end_connections(ddp_worker *worker)
 {
-	const uint64_t deadline_ns = ms_from_now(worker->broken ? BROKEN_MS : CLOSE_MS);
+	const uint64_t deadline_ns = ddp_ms_from_now(worker->broken ? BROKEN_MS : CLOSE_MS);
 
 	settle_connections(worker, deadline_ns);
 	take_leave(worker, deadline_ns);
 	if (!can_close(worker))
 		return false;
-	close_endpoints(worker, ms_from_now(FORCE_MS));
+	close_endpoints(worker, ddp_ms_from_now(FORCE_MS));
 	return true;
 }
 
@@ -313,10 +307,8 @@ static void force_close(ddp_net *net)
 {
 	ddp_worker *worker = net->worker;
 
-	for (const ticket *t = net->tickets; t != NULL; t = t->next) {
-		int none = UCS_OK;
-		atomic_compare_exchange_strong(&t->to->lost, &none, UCS_ERR_CANCELED);
-	}
+	for (const ticket *t = net->tickets; t != NULL; t = t->next)
+		ddp_ucx_lose(t->to, UCS_ERR_CANCELED);
 	for (int r = 0; r < worker->roster->size; r++)
 		close_lost(&worker->peers[r]);
 	worker->news = true;

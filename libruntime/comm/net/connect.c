@@ -22,10 +22,9 @@ enum {
 static void connection_lost(void *argument, ucp_ep_h ep, ucs_status_t status)
 {
 	connection *c = argument;
-	int none = UCS_OK;
 
 	(void)ep;
-	atomic_compare_exchange_strong(&c->lost, &none, status);
+	ddp_ucx_lose(c, status);
 	c->worker->news = true;
 }
 
@@ -204,7 +203,7 @@ static void create_endpoint(connection *c)
 	}
 	/* UCX 1.13 asserts if a connection of the peer's that has just failed, and
 	   waits for its end, is taken for the new endpoint. */
-	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)SETTLE_MS * 1000000;
+	uint64_t deadline_ns = ddp_ms_from_now(SETTLE_MS);
 	while (ucp_worker_progress(c->worker->worker) != 0 && ddp_now_ns() < deadline_ns)
 		continue;
 	ucs_status_t status = ucp_ep_create(c->worker->worker, &params, &c->ep);

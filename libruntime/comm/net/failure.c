@@ -141,9 +141,8 @@ void ddp_ucx_answer_inquiries(ddp_worker *worker)
 static void lose_node(ddp_worker *worker, int node)
 {
 	for (int r = 0; r < worker->roster->size; r++) {
-		int none = UCS_OK;
 		if (worker->roster->peers[r].node == node)
-			atomic_compare_exchange_strong(&worker->peers[r].lost, &none, UCS_ERR_ENDPOINT_TIMEOUT);
+			ddp_ucx_lose(&worker->peers[r], UCS_ERR_ENDPOINT_TIMEOUT);
 	}
 	worker->news = worker->alarm = true;
 }

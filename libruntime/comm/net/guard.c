@@ -366,7 +366,7 @@ static const ddp_proof_key *find_key(const ddp_place *place)
 static bool await_connection(int fd)
 {
 	struct pollfd connected = { .fd = fd, .events = POLLOUT };
-	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)CONNECT_MS * 1000000;
+	const uint64_t deadline_ns = ddp_ms_from_now(CONNECT_MS);
 	int error = 0, ready;
 	socklen_t length = sizeof(error);
 

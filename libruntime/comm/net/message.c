@@ -87,10 +87,8 @@ ticket *ddp_ucx_ticket(ticket **list, connection *c, ddp_transfer *transfer, siz
    or closed, was cancelled: nothing is wrong with the connection. */
 static void redeem(ticket *t, ucs_status_t status)
 {
-	int none = UCS_OK;
-
 	if (t->transfer != NULL && status != UCS_OK && status != UCS_ERR_CANCELED)
-		atomic_compare_exchange_strong(&t->to->lost, &none, status);
+		ddp_ucx_lose(t->to, status);
 	if (t->transfer != NULL) {
 		ddp_ucx_news(t->transfer->net);
 		if (status == UCS_OK)
@@ -167,7 +165,7 @@ static bool use_credit(connection *c, const ddp_transfer *t, uint64_t *charge)
 
 	*charge = 0;
 	/* Messages of the survivor agreement are small, and come after messages that nobody takes any more. */
-	if ((t->envelope.tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG)
+	if (ddp_net_is_of_agreement(&t->envelope))
 		return true;
 	if (t->bytes > 0 && c->sent_bytes - c->credited_bytes + whole > credit_bytes(c))
 		return false;

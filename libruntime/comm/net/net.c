@@ -203,7 +203,7 @@ void ddp_net_say_ready(ddp_comm *comm, int peer)
 void ddp_net_await_connections(ddp_comm *comm)
 {
 	const ddp_worker *worker = comm->net->worker;
-	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)CONNECTING_MS * 1000000;
+	uint64_t deadline_ns = ddp_ms_from_now(CONNECTING_MS);
 
 	while (ddp_sockets_connecting() && ddp_now_ns() < deadline_ns)
 		(void)ddp_net_progress(comm);

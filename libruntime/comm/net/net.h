@@ -24,6 +24,11 @@ typedef struct ddp_envelope {
 /* Tags that hold these are comm/group/agreement's: only they are taken by a broken communicator. */
 #define DDP_NET_AGREEMENT_TAG (DDP_NET_P2P_TAG | 1ull << 62)
 
+static inline bool ddp_net_is_of_agreement(const ddp_envelope *envelope)
+{
+	return (envelope->tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG;
+}
+
 /* In a world of at most so many ranks, every rank connects with every other at the beginning. */
 enum { DDP_NET_FEW_RANKS = 32 };
 

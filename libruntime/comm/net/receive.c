@@ -63,11 +63,6 @@ void ddp_ucx_for_each(ddp_worker *worker, void (*visit)(ddp_net *net))
 /* Bounds of the unexpected messages that are kept: in all, and for each process of the job. */
 static const size_t kept_max_bytes = (size_t)1 << 30, kept_rank_bytes = (size_t)1 << 20;
 
-static bool is_of_agreement(const ddp_envelope *envelope)
-{
-	return (envelope->tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG;
-}
-
 /* ---- receivers ---------------------------------------------------------------------------- */
 
 static bool fits(ddp_net *net, const ddp_transfer *t, const ddp_envelope *envelope, size_t bytes)
@@ -245,7 +240,7 @@ static ddp_net *receiver_of(ddp_worker *worker, connection *c, const data_header
 		ddp_ucx_unauthentic(worker);
 		return NULL;
 	}
-	if (net != NULL && (!net->refusing || is_of_agreement(&header->envelope)))
+	if (net != NULL && (!net->refusing || ddp_net_is_of_agreement(&header->envelope)))
 		return net;
 	/* All ranks join before one sends: this one has closed it. */
 	if (net == NULL) {
@@ -364,7 +359,7 @@ void ddp_ucx_drop_all(ddp_net *net, bool agreement)
 	for (int r = 0; r < net->comm->size; r++) {
 		for (kept_message **link = &net->members[r].unexpected; *link != NULL;) {
 			kept_message *a = *link;
-			if (!agreement && is_of_agreement(&a->message.envelope)) {
+			if (!agreement && ddp_net_is_of_agreement(&a->message.envelope)) {
 				link = &a->next;
 				continue;
 			}

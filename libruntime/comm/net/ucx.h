@@ -238,6 +238,14 @@ static inline connection *ddp_ucx_connection(const ddp_net *net, int rank)
 	return &net->worker->peers[net->comm->topology.world_ranks[rank]];
 }
 
+/* It is lost for this reason, unless it was lost before. */
+static inline void ddp_ucx_lose(connection *c, ucs_status_t why)
+{
+	int none = UCS_OK;
+
+	atomic_compare_exchange_strong(&c->lost, &none, why);
+}
+
 /* Something is to be sent on it, after the callbacks. */
 static inline void ddp_ucx_due(connection *c)
 {

@@ -90,7 +90,7 @@ void ddp_collective_describe(const ddp_operation *c, char *text, size_t bytes)
 		snprintf(count, sizeof(count), "%zu", c->count);
 	if (c->kind == DDP_RECV && c->root == DDP_ANY_SOURCE)
 		snprintf(root, sizeof(root), " from any rank");
-	else if (c->kind == DDP_SEND || c->kind == DDP_RECV)
+	else if (ddp_kind_is_message(c->kind))
 		snprintf(root, sizeof(root), c->kind == DDP_SEND ? " to rank %d" : " from rank %d", c->root);
 	else if (ddp_kind_has_root(c->kind))
 		snprintf(root, sizeof(root), " root %d", c->root);

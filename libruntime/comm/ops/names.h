@@ -44,6 +44,11 @@ static inline bool ddp_type_is_integer(ddp_type type)
 	return type == DDP_I32 || type == DDP_I64 || type == DDP_U8 || type == DDP_I8;
 }
 
+static inline bool ddp_kind_is_message(ddp_operation_kind kind)
+{
+	return kind == DDP_SEND || kind == DDP_RECV;
+}
+
 static inline bool ddp_kind_has_root(ddp_operation_kind kind)
 {
 	return kind == DDP_REDUCE || kind == DDP_BROADCAST || kind == DDP_GATHER || kind == DDP_SCATTER;

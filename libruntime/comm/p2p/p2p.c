@@ -66,7 +66,7 @@ static bool is_gone(const ddp_comm *comm, int rank)
 {
 	if (!ddp_is_local(comm, rank))
 		return ddp_net_lost(comm, rank);
-	const ddp_node_rank *lines = &comm->node.shared->ranks[comm->topology.local_of[rank]];
+	const ddp_node_rank *lines = ddp_lines_of(comm, rank);
 	return atomic_load(&lines->left) != 0 || atomic_load(&lines->ending) != 0;
 }
 

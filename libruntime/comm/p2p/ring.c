@@ -52,7 +52,9 @@ static size_t cost_of(size_t bytes)
 	return bytes + sizeof(struct kept_message);
 }
 
-size_t ddp_ring_room(int ranks)
+/* The bytes that a ring has for messages, a power of two: fewer where many ranks share the node, as each pair of them
+   has two rings. */
+static size_t room_of_ring(int ranks)
 {
 	const size_t rings = (size_t)ranks * (size_t)ranks;
 	size_t room = ROOM_MOST;
@@ -64,12 +66,12 @@ size_t ddp_ring_room(int ranks)
 
 size_t ddp_rings_bytes(int ranks)
 {
-	return (size_t)ranks * (size_t)ranks * (sizeof(ddp_ring) + ddp_ring_room(ranks));
+	return (size_t)ranks * (size_t)ranks * (sizeof(ddp_ring) + room_of_ring(ranks));
 }
 
 ddp_status ddp_ring_open(ddp_comm *comm)
 {
-	comm->node.ring_room = ddp_ring_room(comm->node.size);
+	comm->node.ring_room = room_of_ring(comm->node.size);
 	comm->node.incoming = calloc((size_t)comm->node.size, sizeof(*comm->node.incoming));
 	return comm->node.incoming != NULL ? DDP_OK
 		: ddp_fail(DDP_ERR_NOMEM, "no memory for the messages of %d ranks", comm->node.size);

@@ -19,9 +19,6 @@ typedef struct ddp_ring {
 	alignas(128) char bytes[];
 } ddp_ring;
 
-/* The bytes that a ring has for messages, a power of two: fewer where many ranks share the node, as each pair of them
-   has two rings. */
-size_t ddp_ring_room(int ranks);
 /* The bytes of all rings of a node. */
 size_t ddp_rings_bytes(int ranks);
 

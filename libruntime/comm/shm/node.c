@@ -14,7 +14,7 @@
 #include "comm/shm/borrow.h"
 #include "comm/shm/memory.h"
 #include "comm/wait/await.h"
-#include "comm/wait/survey.h"
+#include "comm/wait/message.h"
 
 /* ---- headers ------------------------------------------------------------------ */
 
@@ -111,8 +111,8 @@ static ddp_status differ(ddp_comm *comm, int other)
 	const ddp_node *node = &comm->node;
 
 	if (comm->net != NULL)
-		return ddp_survey_break(comm, comm->run.sequence,
-		                        &(ddp_issued){ node->ranks[other], header_slot(comm, other)->operation });
+		return ddp_message_survey(comm, comm->run.sequence,
+		                          &(ddp_issued){ node->ranks[other], header_slot(comm, other)->operation });
 	ddp_issued *issued = calloc((size_t)node->size, sizeof(*issued));
 	if (issued == NULL)
 		return ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory to say whose operation differs");

@@ -35,7 +35,7 @@ static const char *operation_text(const ddp_comm *comm, char *text, size_t bytes
 	char kind[128];
 
 	ddp_collective_describe(comm->run.operation, kind, sizeof(kind));
-	if (comm->run.operation->kind == DDP_SEND || comm->run.operation->kind == DDP_RECV ||
+	if (ddp_kind_is_message(comm->run.operation->kind) ||
 	    (comm->run.operation->kind == DDP_BARRIER && comm->run.operation->tag != 0))
 		snprintf(text, bytes, "%s", kind);
 	else if (comm->run.sequence == 0)
@@ -56,7 +56,7 @@ static void tell_wait(ddp_comm *comm)
 	/* While a communicator opens there is no operation. */
 	if (comm->run.told || page == NULL || comm->run.sequence == 0)
 		return;
-	message = comm->run.operation->kind == DDP_SEND || comm->run.operation->kind == DDP_RECV;
+	message = ddp_kind_is_message(comm->run.operation->kind);
 	/* The progress thread waits for messages beside the program. */
 	if (message && comm->run.in_thread)
 		return;
@@ -79,14 +79,11 @@ void ddp_comm_tell_end(ddp_comm *comm)
 	comm->run.told = false;
 }
 
-static ddp_status fail_peer(ddp_comm *comm, int rank, const char *what)
+static ddp_status fail_peer(ddp_comm *comm, int rank, const char *how)
 {
 	char text[160];
 
-	return ddp_comm_break(comm, DDP_ERR_PEER, rank, "%s %s (pid %lld), in %s",
-	                      ddp_rank_text(comm, rank), what,
-	                      (long long)comm->roster->peers[comm->topology.world_ranks[rank]].pid,
-	                      operation_text(comm, text, sizeof(text)));
+	return ddp_comm_break_gone(comm, rank, how, operation_text(comm, text, sizeof(text)));
 }
 
 static bool move_p2p(ddp_comm *comm)
@@ -102,7 +99,7 @@ static bool has_left(const ddp_comm *comm, int i)
 	const ddp_operation_kind kind = comm->run.operation->kind;
 
 	return atomic_load(&lines->left) != 0 ||
-	       ((kind == DDP_SEND || kind == DDP_RECV) && atomic_load(&lines->ending) != 0);
+	       (ddp_kind_is_message(kind) && atomic_load(&lines->ending) != 0);
 }
 
 /* Breaks the communicator if a peer of this node has died, or if the one that
@@ -193,7 +190,7 @@ static ddp_status check_deadline(ddp_comm *comm, const ddp_condition *wait, uint
 static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 {
 	ddp_node_shared *shared = comm->node.shared;
-	ddp_node_rank *self = &shared->ranks[comm->node.self];
+	ddp_node_rank *self = ddp_lines_own(comm);
 	uint32_t bell = atomic_load(&self->bell);
 	uint64_t now = ddp_now_ns(), timeout_ns = LIVENESS_MS * ms_ns;
 

@@ -99,12 +99,12 @@ static bool shares_core(ddp_comm *comm, const ddp_condition *wait, uint32_t core
 	int rank = wait->missing(comm, wait->argument);
 
 	return rank != DDP_NOBODY &&
-	       atomic_load(&comm->node.shared->ranks[comm->topology.local_of[rank]].yields_on) == core;
+	       atomic_load(&ddp_lines_of(comm, rank)->yields_on) == core;
 }
 
 bool ddp_core_give_up(ddp_comm *comm, const ddp_condition *wait)
 {
-	_Atomic uint32_t *yields_on = &comm->node.shared->ranks[comm->node.self].yields_on;
+	_Atomic uint32_t *yields_on = &ddp_lines_own(comm)->yields_on;
 
 	if (comm->node.oversubscribed) {
 		sched_yield();

@@ -2,7 +2,7 @@
 /* comm/wait/message: messages between nodes that belong to the running operation.
    Each carries what the operation is on its sender, which has to be the same on
    its receiver: this is where it comes to light if ranks of different nodes have
-   taken different paths through the program. */
+   taken different paths through the program. A rank that notices that asks all ranks. */
 #pragma once
 
 #include "comm/net/net.h"
@@ -23,6 +23,10 @@ void ddp_message_recv(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size
 /* Breaks the communicator if a message did not fit its receiver, a peer sent
    its failure, or the connection to the rank `missing` (or DDP_NOBODY) is lost. */
 ddp_status ddp_message_check(ddp_comm *comm, int missing);
+
+/* Breaks the communicator, on which operation `sequence`, of which this rank knows what it was here, is `theirs` on
+   another rank: asks all ranks what it was there. Ranks that do not answer within 2 s are not counted. */
+ddp_status ddp_message_survey(ddp_comm *comm, uint64_t sequence, const ddp_issued *theirs);
 
 /* Call this after an error. It breaks the communicator if it is not broken yet, and no transfer touches memory
    any more. Returns what broke the communicator. */

@@ -68,7 +68,7 @@ static bool older(uint64_t at_ns, uint64_t now, int ms)
    beside the program keep nobody from coming. */
 static bool program_waits(ddp_comm *comm)
 {
-	bool message = comm->run.operation->kind == DDP_SEND || comm->run.operation->kind == DDP_RECV;
+	bool message = ddp_kind_is_message(comm->run.operation->kind);
 
 	return !message || !comm->run.in_thread || ddp_requests_awaited(comm);
 }

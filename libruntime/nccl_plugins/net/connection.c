@@ -457,7 +457,7 @@ void net_connection_cut(net_connection *c, const char *why)
 /* Progress, until `over` says so or time is up; others get the worker between. */
 static bool progress_until(net_connection *c, bool (*over)(net_connection *), int timeout_ms)
 {
-	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000;
+	const uint64_t deadline_ns = ddp_ms_from_now(timeout_ms);
 
 	while (!over(c)) {
 		if (ddp_now_ns() > deadline_ns)

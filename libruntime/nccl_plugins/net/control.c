@@ -20,7 +20,7 @@
 
 enum { IDLE_S = 2, INTERVAL_S = 1, PROBES = 4, SILENCE_MS = 8000 };
 
-socklen_t net_control_length(const struct sockaddr_storage *address)
+static socklen_t length_of(const struct sockaddr_storage *address)
 {
 	return address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 }
@@ -141,7 +141,7 @@ static ddp_status fail_socket(int error, const char *what)
 
 ddp_status net_control_listen(struct sockaddr_storage *address, int *fd)
 {
-	socklen_t length = net_control_length(address);
+	socklen_t length = length_of(address);
 
 	*fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (*fd < 0)
@@ -174,7 +174,7 @@ ddp_status net_control_connect(const struct sockaddr_storage *address, int *fd)
 	if (*fd < 0)
 		return fail_socket(errno, "cannot open");
 	net_control_watch(*fd);
-	if (connect(*fd, (const struct sockaddr *)address, net_control_length(address)) != 0 &&
+	if (connect(*fd, (const struct sockaddr *)address, length_of(address)) != 0 &&
 	    errno != EINPROGRESS) {
 		int error = errno;
 		close(*fd);

@@ -40,5 +40,3 @@ bool net_close_notice_tells(const net_close_notice *notice, uint64_t received);
 /* After the handshake: is the peer there? `*why` tells why not; `notice` takes what the peer
    said before. */
 bool net_control_alive(int fd, net_close_notice *notice, const char **why);
-
-socklen_t net_control_length(const struct sockaddr_storage *address);
