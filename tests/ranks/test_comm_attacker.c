@@ -21,10 +21,11 @@
 #include "tests/support/attacker.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/test.h"
 
-enum { SECONDS = 30 };
-static const int attacks[ATTACKER_PHASES] = { 20, 60, 10 }; /* that are waited for */
+enum { SECONDS = 30, TIMES = SANITIZER ? 1 : 2 };
+static const int attacks[ATTACKER_PHASES] = { 10 * TIMES, 30 * TIMES, 5 * TIMES }; /* that are waited for */
 
 static attacker *s;
 static bool keeps_listening; /* in this process, also once all are connected, as in larger worlds */
