@@ -276,7 +276,7 @@ static int every_way(ddp_comm *comm, void *argument)
 TEST(random_models_train_like_a_plain_loop)
 {
 	const char *text = getenv("DDP_TEST_CASES");
-	const unsigned int cases = text != NULL ? (unsigned)atoi(text) : THREAD_SANITIZER ? 8 : 10; /* as in test_comm_random */
+	const unsigned int cases = text != NULL ? (unsigned)atoi(text) : THREAD_SANITIZER ? 6 : 10; /* as in test_comm_random */
 	const unsigned int base = text != NULL ? (unsigned)getpid() * 1000 : 0;
 
 	for (unsigned int c = 0; c < cases; c++) {

@@ -400,7 +400,12 @@ static int same_samples_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST_RUNS(ranks_that_train_on_the_same_samples_are_told, run_each_way(3, same_samples_body));
+TEST(ranks_that_train_on_the_same_samples_are_told)
+{
+	run_ways_on(NULL, 1, same_samples_body);
+	run_ways_on(NULL, 3, same_samples_body);
+	run_ways_on(two_nodes, 3, same_samples_body);
+}
 
 static ddp_status nothing(void *user, const ddp_grad_bucket *bucket)
 {
