@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; needs: UCX; takes: 6 */
+/* runs: asan; all: unit tsan; needs: UCX */
 /* Another user of the host connects to UCX's listening sockets, while the kernel takes no socket filters, and
    sends what ends a process in which UCX reads it. No rank's end comes of that. */
 #include <stdint.h>

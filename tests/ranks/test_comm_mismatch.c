@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; takes: 6 */
+/* runs: asan; all: unit tsan */
 /* Ranks issue different operations: all of them get the error, in the same words, and these name the
    rank that is wrong, on one node and on several. */
 #include <stdio.h>

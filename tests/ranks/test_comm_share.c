@@ -416,8 +416,8 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-/* Each of these leaves the world as it was: others take no part, parts have parts, tags tell those apart that are made at
-   a time, receives of the program take nothing of the making, and wrong lists are refused. */
+/* Each of these leaves the world as it was: others take no part, parts have parts, tags tell those apart that are made
+   at a time, receives of the program take nothing of the making, and wrong lists are refused. */
 static int make_in_turn(ddp_comm *comm, void *argument)
 {
 	static int (*const bodies[])(ddp_comm *, void *) = { make_without_others, make_of_a_part, make_at_the_same_time,

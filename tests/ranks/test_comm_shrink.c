@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: tsan; all: unit asan; takes: 25 */
+/* runs: tsan; all: unit asan; takes: 9 */
 /* Those that are left of a broken communicator go on. */
 #include <limits.h>
 #include <stdatomic.h>

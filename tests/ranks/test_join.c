@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit */
+/* runs: asan; all: unit; takes: 18 */
 /* join: ranks die in the middle of a training under restart=, and others, which are started in their places, join those
    that have kept their processes. Losses, evaluations, parameters, buffers and random numbers have the bits of a training
    in which no rank has died, also if ranks die while others join: then all start again from the last checkpoint. */

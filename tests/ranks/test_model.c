@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: unit asan; all: tsan; takes: 7 */
+/* runs: unit asan; all: tsan; takes: 3 */
 /* reduce: a model on several ranks, with the real communicator. */
 #include <math.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; takes: 15 */
+/* runs: asan; all: unit tsan; takes: 4 */
 /* reduce: what a model refuses, and what ends a step on all ranks. */
 #include <fenv.h>
 #include <math.h>

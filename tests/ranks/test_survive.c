@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit */
+/* runs: asan; all: unit; takes: 25 */
 /* survive: ranks die in the middle of a training, and those that are left go on in their processes. From the step on
    that they take up, losses and parameters have the bits of a training with so many ranks that goes on from a checkpoint
    of the step before. */

@@ -314,8 +314,8 @@ read_by()
 		END { for (i = 1; i < ARGC; i++) { split("", seen); read(ARGV[i]); print "" } }' "$@"
 }
 
-# plan_lint: sets `found_right`, the folder that keeps the keys of scripts that passed, and for each script `lint_key`, the
-# sum of all that shellcheck's answer comes of: it, its options, and what it reads
+# plan_lint: sets `found_right`, the folder that keeps the keys of scripts that passed, and `lint_key`, for each script the
+# sum of all that shellcheck's answer comes of: shellcheck, its options, and what it reads
 declare -A lint_key=()
 plan_lint()
 {
@@ -332,7 +332,8 @@ plan_lint()
 		cd "$source" && tracked | grep -E '(^|/)\.?shellcheckrc$' | xargs -r sha256sum
 	} >"$keys/shared"
 	while read -r script line; do
-		for file in "$script" $line; do echo "$file ${sums[$file]}"; done | sort | cat "$keys/shared" - >"$keys/${script//\//-}"
+		for file in "$script" $line; do echo "$file ${sums[$file]}"; done | sort |
+			cat "$keys/shared" - >"$keys/${script//\//-}"
 	done < <(cd "$source" && read_by "${scripts[@]}")
 	while read -r sum file; do lint_key[${file##*/}]=$sum; done < <(sha256sum "$keys"/*)
 }

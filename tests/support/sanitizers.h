@@ -20,8 +20,8 @@
 #endif
 #define SANITIZER (THREAD_SANITIZER || ADDRESS_SANITIZER)
 
-/* Whether a case runs of many alike, in which a sanitizer looks for the same: the address sanitizer takes every other one,
-   and the thread sanitizer those between. Without a sanitizer, and with tests/run --all, each case runs. */
+/* Whether a case runs of many alike, in which a sanitizer looks for the same: the address sanitizer takes every other
+   one, and the thread sanitizer those between. Without a sanitizer, and with tests/run --all, each case runs. */
 static inline bool test_takes(size_t number)
 {
 	return !SANITIZER || getenv("DDP_TEST_ALL") != NULL || number % 2 == THREAD_SANITIZER;

@@ -180,7 +180,7 @@ def survive(rank, size):
     return True
 
 
-# Whole programs, whose interpreters end: each is a fork of one process, as to import torch takes longer than all they do.
+# Whole programs, whose interpreters end. Each is a fork of one process: to import torch takes longer than all they do.
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
 import slurm_ddp_torch
