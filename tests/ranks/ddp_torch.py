@@ -271,9 +271,9 @@ def run_rank(library, folder):
 
 def main():
     library = load()
+    import torch.distributed  # noqa: F401  # once for all ranks: to import it takes longer than a rank's work
     spawned = Spawned()
     with tempfile.TemporaryDirectory() as folder:
-        # Before torch is there: it starts threads, and these do not survive a fork.
         check(library, library.ddp_spawn(RANKS, ctypes.byref(spawned)))
         if spawned.is_rank:
             try:

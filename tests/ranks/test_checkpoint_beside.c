@@ -19,6 +19,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/test.h"
 
 enum { COUNT = 700, BEGUN = 3 };
@@ -196,7 +197,7 @@ static size_t resident(void)
 	return here * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-enum { LARGE = 4 << 20, COPIES = 3 /* the parameters, and AdamW's state */, PATIENCE_S = 60 };
+enum { LARGE = (THREAD_SANITIZER ? 1 : 4) << 20, COPIES = 3 /* the parameters, and AdamW's state */, PATIENCE_S = 60 };
 
 /* Its memory is all there. */
 static ddp_model *make_large(ddp_context *context)

@@ -308,7 +308,7 @@ TEST(halving_ends_whatever_memory_nodes_have)
 
 /* ---- more ranks than connect with each other at the beginning ------------------------------ */
 
-enum { MANY = 64, MANY_NODES = 8 };
+enum { MANY = 40, MANY_NODES = 8 };
 _Static_assert((int)MANY > (int)DDP_NET_FEW_RANKS, "these connect when they need it");
 
 /* Each hears from the one that is `apart` before it. */

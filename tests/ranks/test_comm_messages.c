@@ -11,6 +11,7 @@
 #include "comm/core/comm.h"
 #include "comm/p2p/p2p.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/test.h"
 
 enum { RANKS = 4, LARGE = 800 * 1000 };
@@ -451,7 +452,7 @@ TEST(the_library_ends_what_was_let_go_of)
 
 /* ---- many ranks on a node ------------------------------------------------------------------ */
 
-enum { MANY = 40, LONG = 100000 };
+enum { MANY = SANITIZER ? 12 : 40, LONG = 100000 };
 
 static int pass_around(ddp_comm *comm, void *argument)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; takes: 6 */
+/* runs: asan; all: unit tsan */
 /* Ranks issue different operations: all of them get the error, in the same words, and these name the
    rank that is wrong, on one node and on several. */
 #include <stdio.h>
@@ -7,6 +7,7 @@
 
 #include "comm/ops/names.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/test.h"
 
 enum { RANKS = 6, COUNT = 100, BYTES = 1024 };
@@ -110,8 +111,10 @@ static const mistake mistakes[] = {
 static void on_nodes(int ranks, const int *node_of)
 {
 	for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++) {
-		attempt(ranks, node_of, 0, &mistakes[i]);
-		attempt(ranks, node_of, ranks - 1, &mistakes[i]);
+		if (test_takes(i))
+			attempt(ranks, node_of, 0, &mistakes[i]);
+		if (test_takes(i + 1))
+			attempt(ranks, node_of, ranks - 1, &mistakes[i]);
 	}
 }
 

@@ -14,7 +14,7 @@
 #ifdef __SANITIZE_THREAD__ /* ten times slower; races do not need as many */
 enum { BATCHES = 4, BATCHES_BETWEEN_NODES = 2, EACH_LAYOUT = 2, FEWEST_NODES = 5 };
 #elif defined(__SANITIZE_ADDRESS__) /* twice as slow; and other builds compare as many */
-enum { BATCHES = 8, BATCHES_BETWEEN_NODES = 4, EACH_LAYOUT = 1, FEWEST_NODES = 3 };
+enum { BATCHES = 8, BATCHES_BETWEEN_NODES = 4, EACH_LAYOUT = 2, FEWEST_NODES = 3 };
 #else
 enum { BATCHES = 40, BATCHES_BETWEEN_NODES = 8, EACH_LAYOUT = 1, FEWEST_NODES = 3 };
 #endif

@@ -296,8 +296,6 @@ static int make_without_others(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_RUNS(others_take_no_part, run_members(20000, make_without_others));
-
 /* A part has parts, which outlive it. */
 static int make_of_a_part(ddp_comm *comm, void *argument)
 {
@@ -316,8 +314,6 @@ static int make_of_a_part(ddp_comm *comm, void *argument)
 	check_sum(comm, 1, RANKS);
 	return 0;
 }
-
-TEST_RUNS(parts_have_parts, run_members(20000, make_of_a_part));
 
 /* ---- at the same time -------------------------------------------------------------------------- */
 
@@ -374,12 +370,6 @@ static int make_at_the_same_time(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(tags_tell_those_apart_that_are_made_at_a_time)
-{
-	for (int i = 0; i < 3; i++)
-		run_members(20000, make_at_the_same_time);
-}
-
 /* ---- beside the program's messages --------------------------------------------------------------- */
 
 static int receive_meanwhile(ddp_comm *comm, void *argument)
@@ -403,8 +393,6 @@ static int receive_meanwhile(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_RUNS(receives_of_the_program_take_nothing_of_it, run_members(20000, receive_meanwhile));
-
 /* ---- refusals -------------------------------------------------------------------------------------- */
 
 static int give_nonsense(ddp_comm *comm, void *argument)
@@ -427,6 +415,20 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
+
+/* Each of these leaves the world as it was: others take no part, parts have parts, tags tell those apart that are made
+   at a time, receives of the program take nothing of the making, and wrong lists are refused. */
+static int make_in_turn(ddp_comm *comm, void *argument)
+{
+	static int (*const bodies[])(ddp_comm *, void *) = { make_without_others, make_of_a_part, make_at_the_same_time,
+		make_at_the_same_time, make_at_the_same_time, receive_meanwhile, give_nonsense };
+
+	for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++)
+		CHECK(bodies[i](comm, NULL) == 0);
+	return 0;
+}
+
+TEST_RUNS(members_alone_make_communicators, run_members(20000, make_in_turn));
 
 static int list_other_ranks(ddp_comm *comm, void *argument)
 {
@@ -467,7 +469,6 @@ static int miss_one(ddp_comm *comm, void *argument)
 
 TEST(wrong_lists_are_refused)
 {
-	run_members(20000, give_nonsense);
 	run_members(20000, list_other_ranks);
 	run_members(20000, list_more_ranks);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: tsan; all: unit asan; takes: 25 */
+/* runs: tsan; all: unit asan; takes: 9 */
 /* Those that are left of a broken communicator go on. */
 #include <limits.h>
 #include <stdatomic.h>
@@ -11,6 +11,7 @@
 #include "comm/core/comm.h"
 #include "tests/support/comm_shrink.h"
 #include "tests/support/hung.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1 };
@@ -272,9 +273,13 @@ TEST(ranks_agree_although_one_dies_while_they_do)
 	static useconds_t delays_us[] = { 0, 150, 300, 600, 1200, 2500, 5000, 12000, 30000 };
 
 	for (size_t i = 0; i < sizeof(delays_us) / sizeof(delays_us[0]); i++) {
-		test_run_shrinking(4, NULL, 0, shrink_while_one_dies, &delays_us[i]);
-		test_run_shrinking(4, two_nodes, 0, shrink_while_one_dies, &delays_us[i]);
+		if (test_takes(i))
+			test_run_shrinking(4, NULL, 0, shrink_while_one_dies, &delays_us[i]);
+		if (test_takes(i + 1))
+			test_run_shrinking(4, two_nodes, 0, shrink_while_one_dies, &delays_us[i]);
 	}
-	test_run_shrinking(9, three_of_three, 0, shrink_while_one_dies, &delays_us[3]);
-	test_run_shrinking(9, three_of_three, 0, shrink_while_one_dies, &delays_us[7]);
+	if (test_takes(0))
+		test_run_shrinking(9, three_of_three, 0, shrink_while_one_dies, &delays_us[3]);
+	if (test_takes(1))
+		test_run_shrinking(9, three_of_three, 0, shrink_while_one_dies, &delays_us[7]);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit */
+/* runs: asan; all: unit; takes: 18 */
 /* join: ranks die in the middle of a training under restart=, and others, which are started in their places, join those
    that have kept their processes. Losses, evaluations, parameters, buffers and random numbers have the bits of a training
    in which no rank has died, also if ranks die while others join: then all start again from the last checkpoint. */
@@ -318,8 +318,10 @@ static test_harm dies(int rank, int generation, test_moment when, int number)
 
 TEST(a_rank_joins)
 {
-	for (int k = 0; k < KINDS; k++)
-		hurt_and_compare(&kinds[k], false, dies(k % 3, 1, IN_STEP, FATAL), nothing, 1, 0);
+	for (int k = 0; k < KINDS; k++) {
+		if (test_takes((size_t)k))
+			hurt_and_compare(&kinds[k], false, dies(k % 3, 1, IN_STEP, FATAL), nothing, 1, 0);
+	}
 }
 
 TEST(ranks_join_one_after_the_other)
@@ -345,15 +347,17 @@ TEST(all_start_again_if_a_join_fails)
 	int found = 0;
 
 	hurt_and_compare(&kinds[0], false, first, dies(3, 2, AT_START, 0), 1, 1);
-	hurt_and_compare(&kinds[1], false, first, dies(3, 2, BEFORE_TRAIN, 0), 1, 1);
 	found += hurt_and_compare(&kinds[1], true, first, dies(0, 2, MEETS, 0), 1, 1);
-	found += hurt_and_compare(&kinds[0], true, dies(0, 1, IN_STEP, FATAL), dies(1, 2, MEETS, 0), 1, 1);
 	node.ranks = 0x3;
 	node.node = true;
 	found += hurt_and_compare(&kinds[1], false, first, node, 1, 1);
 	found += hurt_and_compare(&kinds[0], true, first, dies(3, 2, RECEIVES, 0), 1, 1);
-	found += hurt_and_compare(&kinds[1], true, first, dies(0, 2, RECEIVES, 0), 1, 1);
-	found += hurt_and_compare(&kinds[1], true, dies(0, 1, IN_STEP, FATAL), dies(2, 2, RECEIVES, 0), 1, 1);
+	if (test_takes(1)) {
+		hurt_and_compare(&kinds[1], false, first, dies(3, 2, BEFORE_TRAIN, 0), 1, 1);
+		found += hurt_and_compare(&kinds[0], true, dies(0, 1, IN_STEP, FATAL), dies(1, 2, MEETS, 0), 1, 1);
+		found += hurt_and_compare(&kinds[1], true, first, dies(0, 2, RECEIVES, 0), 1, 1);
+		found += hurt_and_compare(&kinds[1], true, dies(0, 1, IN_STEP, FATAL), dies(2, 2, RECEIVES, 0), 1, 1);
+	}
 	/* The test was late at most sometimes. */
 	assert_true(found > 0);
 }
@@ -400,8 +404,10 @@ TEST(ranks_die_at_any_time)
 	srand(7);
 	for (int i = 0; i < ROUNDS; i++) {
 		const kind *of = i % 2 == 0 ? &kinds[rand() % EXACT] : rand() % 2 == 0 ? state_nodes : grads_nodes;
-		hurt_and_compare(of, true, dies(rand() % of->ranks, 1, IN_STEP, FATAL),
-		                 dies(rand() % of->ranks, 2, LATER, rand() % 300000), 1, 1);
+		const test_harm first = dies(rand() % of->ranks, 1, IN_STEP, FATAL);
+		const test_harm second = dies(rand() % of->ranks, 2, LATER, rand() % 300000);
+		if (test_takes((size_t)i / 2))
+			hurt_and_compare(of, true, first, second, 1, 1);
 	}
 }
 
@@ -463,7 +469,8 @@ TEST(examples_join)
 	snprintf(command, sizeof(command), "mkdir %s && examples/vision/synthetic mnist %s 480 101 >/dev/null", data, data);
 	if (access(linear[0], X_OK) != 0 || system(command) != 0)
 		skip();
-	example_joins(linear, "out.0", 400);
+	if (test_takes(1))
+		example_joins(linear, "out.0", 400);
 	example_joins(mnist, "saved/step-00000300.safetensors", 60);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; takes: 15 */
+/* runs: asan; all: unit tsan; takes: 4 */
 /* reduce: what a model refuses, and what ends a step on all ranks. */
 #include <fenv.h>
 #include <math.h>
@@ -191,11 +191,6 @@ static const struct bad_step {
 	{ 1, 1, 0.5, DDP_ERR_MISMATCH, "ranks have different learning rates (0.5 on rank 1, 1 on " },
 };
 
-struct bad_step_by {
-	const struct bad_step *test;
-	const test_way *way;
-};
-
 /* Ends a step by ddp_model_reduce_grads() or ddp_model_step(), in which one rank makes a mistake. */
 static void bad_step(ddp_context *context, ddp_model *model, const struct bad_step *test, bool halves)
 {
@@ -212,17 +207,16 @@ static void bad_step(ddp_context *context, ddp_model *model, const struct bad_st
 	ddp_model_set_learning_rate(model, 1);
 }
 
-static int bad_step_body(ddp_context *context, void *user)
+static void bad_steps_of(ddp_context *context, const test_way *way, const struct bad_step *test)
 {
-	const struct bad_step_by *by = user;
 	const float before[] = { 0, 0, 0 }, then[] = { -1, -2, -3 };
-	const ddp_model_options options = plain_by(by->way);
+	const ddp_model_options options = plain_by(way);
 	ddp_step_stats stats;
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	for (int halves = 0; halves <= 1; halves++) {
-		bad_step(context, model, by->test, halves);
+		bad_step(context, model, test, halves);
 		CHECK(all_params_are(model, before));
 		CHECK(ddp_model_step_count(model) == 0);
 	}
@@ -232,18 +226,19 @@ static int bad_step_body(ddp_context *context, void *user)
 	CHECK(stats.step == 1 && stats.weight == size_of(context));
 	CHECK(all_params_are(model, then));
 	ddp_model_free(model);
+}
+
+static int bad_step_body(ddp_context *context, void *way)
+{
+	for (size_t i = 0; i < COUNT(bad_steps); i++)
+		bad_steps_of(context, way, &bad_steps[i]);
 	return 0;
 }
 
 TEST(wrong_weights_and_rates_end_the_step_on_all_ranks_and_it_comes_again)
 {
-	for (size_t i = 0; i < sizeof(bad_steps) / sizeof(bad_steps[0]); i++) {
-		for (int w = 0; w < WAYS; w++) {
-			struct bad_step_by by = { &bad_steps[i], &ways[w] };
-			const int ranks = ways[w].node_of != NULL ? 4 : 2;
-			assert_int_equal(run_ranks_on(ways[w].node_of, ranks, bad_step_body, &by), 0);
-		}
-	}
+	run_ways_on(NULL, 2, bad_step_body);
+	run_ways_on(two_nodes, 4, bad_step_body);
 }
 
 /* What one rank's step holds that is not finite, and what all ranks are told. */
@@ -261,12 +256,6 @@ static const struct poison {
 	{ -1, 0, NAN, true, false, "the loss is not finite on rank" },
 	{ -1, 0, INFINITY, true, true, "the loss is not finite on rank 0" },
 	{ 1, 3e38f, 1, true, true, "up to" },
-};
-
-struct poison_by {
-	const struct poison *test;
-	const test_way *way;
-	double clip_norm;
 };
 
 static void poisoned_step(ddp_context *context, ddp_model *model, const struct poison *test)
@@ -290,16 +279,15 @@ static void poisoned_step(ddp_context *context, ddp_model *model, const struct p
 	CHECK_OK(ddp_model_check_whole(model));
 }
 
-static int poison_body(ddp_context *context, void *user)
+static void poison(ddp_context *context, const test_way *way, const struct poison *test)
 {
-	const struct poison_by *by = user;
 	/* The momentum is that of the step before, not of the one that is left out. */
 	const float first[] = { -1, -2, -3 }, then[] = { -2.5f, -5, -7.5f };
-	ddp_model_options options = plain_by(by->way);
+	ddp_model_options options = plain_by(way);
 	ddp_step_stats stats;
 	ddp_model *model;
 
-	options.clip_norm = by->clip_norm;
+	options.clip_norm = (test - poisons) % 2 == 0 ? 1e6 : 0;
 	options.momentum = 0.5;
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	CHECK((model->strategy == &ddp_hybrid_strategy) == (options.shard == DDP_SHARD_AUTO));
@@ -307,9 +295,9 @@ static int poison_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_step(model, 1, 1, &stats));
 	CHECK(all_params_are(model, first));
 	/* One rank's gradients alone cannot overflow. */
-	bool overflows = by->test->gradient != 3e38f || size_of(context) > 1;
+	bool overflows = test->gradient != 3e38f || size_of(context) > 1;
 	if (overflows)
-		poisoned_step(context, model, by->test);
+		poisoned_step(context, model, test);
 	/* The world is whole, and the step comes again. */
 	add_grads(model, 1);
 	for (int p = 2; p >= 0; p--)
@@ -318,21 +306,19 @@ static int poison_body(ddp_context *context, void *user)
 	CHECK(stats.step == 2 && stats.loss == 1);
 	CHECK(all_params_are(model, then));
 	ddp_model_free(model);
+}
+
+static int poison_body(ddp_context *context, void *way)
+{
+	for (size_t i = 0; i < COUNT(poisons); i++)
+		poison(context, way, &poisons[i]);
 	return 0;
 }
 
 TEST(what_is_not_finite_updates_nothing_and_is_named)
 {
-	for (int i = 0; i < (int)(sizeof(poisons) / sizeof(poisons[0])); i++) {
-		for (int w = 0; w < WAYS; w++) {
-			const int *node_of = ways[w].node_of;
-			struct poison_by by = { &poisons[i], &ways[w], i % 2 == 0 ? 1e6 : 0 };
-			if (node_of == NULL)
-				assert_int_equal(run_ranks(2, poison_body, &by), 0);
-			const int ranks = node_of != NULL ? 3 + (i + w) % 2 : (i + w) % 2 == 0 ? 1 : 3;
-			assert_int_equal(run_ranks_on(node_of, ranks, poison_body, &by), 0);
-		}
-	}
+	run_each_way(3, poison_body);
+	run_ways_on(two_nodes, 4, poison_body);
 }
 
 /* ddp_model_broadcast_params() was forgotten, and one rank begins with another value. */
@@ -368,11 +354,10 @@ static int odd_start_body(ddp_context *context, void *user)
 
 TEST(ranks_that_begin_apart_do_not_train)
 {
-	for (int w = 0; w < WAYS; w++) {
-		test_way way = ways[w];
-		assert_int_equal(run_ranks_on(way.node_of, way.node_of != NULL ? 3 + w % 2 : 2 + w % 2, odd_start_body,
-		                              &way), 0);
-	}
+	for (int ranks = 2; ranks <= 3; ranks++)
+		run_ways_on(NULL, ranks, odd_start_body);
+	for (int ranks = 3; ranks <= 4; ranks++)
+		run_ways_on(two_nodes, ranks, odd_start_body);
 }
 
 static int told; /* that ranks see the same samples */
@@ -398,6 +383,7 @@ static int same_samples_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	ddp_set_log(hear, NULL, DDP_LOG_WARN);
+	told = 0;
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	steps(model, 12, 1, 2 + rank);
 	steps(model, 12, 1 + (float)rank, 0);
@@ -414,7 +400,12 @@ static int same_samples_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST_RUNS(ranks_that_train_on_the_same_samples_are_told, run_each_way(3, same_samples_body));
+TEST(ranks_that_train_on_the_same_samples_are_told)
+{
+	run_ways_on(NULL, 1, same_samples_body);
+	run_ways_on(NULL, 3, same_samples_body);
+	run_ways_on(two_nodes, 3, same_samples_body);
+}
 
 static ddp_status nothing(void *user, const ddp_grad_bucket *bucket)
 {

@@ -5,6 +5,7 @@
    whole numbers, so sums are exact. */
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,28 +210,38 @@ TEST_RUNS(ranks_train_apart, assert_int_equal(run_ranks(2, local_body, NULL), 0)
 
 /* ---- checkpoints --------------------------------------------------------------------------- */
 
+/* Where checkpoints of an optimizer are */
+static const char *folder_of(ddp_optimizer optimizer)
+{
+	static char path[TEST_FOLDER_BYTES + 32];
+
+	snprintf(path, sizeof(path), "%s/%s", test_folder, ddp_optimizer_name(optimizer));
+	return path;
+}
+
 static int save_body(ddp_context *context, void *user)
 {
-	const ddp_model_options options = options_of(*(const ddp_optimizer *)user);
-	ddp_model *model = make(context, &options);
-
-	for (int step = 1; step <= SAVED; step++)
-		train(context, model, step);
-	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
-	ddp_model_free(model);
+	for (int o = 0; ddp_optimizer_name((ddp_optimizer)o) != NULL; o++) {
+		const ddp_model_options options = options_of((ddp_optimizer)o);
+		ddp_model *model = make(context, &options);
+		for (int step = 1; step <= SAVED; step++)
+			train(context, model, step);
+		CHECK_OK(ddp_checkpoint_save(model, NULL, folder_of(options.optimizer), 0));
+		ddp_model_free(model);
+	}
 	return 0;
 }
 
-static int resume_body(ddp_context *context, void *user)
+static void resume(ddp_context *context, ddp_optimizer optimizer)
 {
-	const ddp_model_options options = options_of(*(const ddp_optimizer *)user);
+	const ddp_model_options options = options_of(optimizer);
 	ddp_model *model = make(context, &options);
 	reference x;
 	int64_t step;
 
 	begin(&x, model);
 	train(context, model, 1); /* what it has of state does not count */
-	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
+	CHECK_OK(ddp_checkpoint_load(model, NULL, folder_of(optimizer), &step));
 	CHECK(step == SAVED);
 	for (int i = 1; i <= STEPS; i++) {
 		reference_step(&x, i <= SAVED ? 3 : 2, i, 0);
@@ -240,17 +251,19 @@ static int resume_body(ddp_context *context, void *user)
 	expect(model, &x);
 	end(&x);
 	ddp_model_free(model);
+}
+
+static int resume_body(ddp_context *context, void *user)
+{
+	for (int o = 0; ddp_optimizer_name((ddp_optimizer)o) != NULL; o++)
+		resume(context, (ddp_optimizer)o);
 	return 0;
 }
 
 TEST(checkpoints_go_on_in_another_world)
 {
-	for (int o = 0; ddp_optimizer_name((ddp_optimizer)o) != NULL; o++) {
-		ddp_optimizer optimizer = (ddp_optimizer)o;
-		assert_int_equal(folder_empty(NULL), 0);
-		assert_int_equal(run_ranks(3, save_body, &optimizer), 0);
-		assert_int_equal(run_ranks(2, resume_body, &optimizer), 0);
-	}
+	assert_int_equal(run_ranks(3, save_body, NULL), 0);
+	assert_int_equal(run_ranks(2, resume_body, NULL), 0);
 }
 
 /* ---- what is refused ------------------------------------------------------------------------ */
@@ -386,12 +399,12 @@ static void train_both(ddp_context *context, const ddp_model_options *options)
 		train_dense(context, there, i);
 		expect_equal(here, there);
 		if (i == SAVED)
-			CHECK_OK(ddp_checkpoint_save(there, NULL, test_folder, 0));
+			CHECK_OK(ddp_checkpoint_save(there, NULL, folder_of(options->optimizer), 0));
 	}
 	/* What is saved of one goes on there, and on the host. */
 	ddp_model *again = make_dense(context, options, NULL);
-	CHECK_OK(ddp_checkpoint_load(there, NULL, test_folder, &step));
-	CHECK_OK(ddp_checkpoint_load(again, NULL, test_folder, &step));
+	CHECK_OK(ddp_checkpoint_load(there, NULL, folder_of(options->optimizer), &step));
+	CHECK_OK(ddp_checkpoint_load(again, NULL, folder_of(options->optimizer), &step));
 	for (int i = SAVED + 1; i <= STEPS; i++) {
 		train_dense(context, again, i);
 		train_dense(context, there, i);
@@ -406,12 +419,13 @@ static void train_both(ddp_context *context, const ddp_model_options *options)
 
 static int device_body(ddp_context *context, void *user)
 {
-	ddp_model_options options = options_of(*(const ddp_optimizer *)user);
-
-	options.shard = DDP_SHARD_NONE;
-	options.bf16_params = true;
-	options.clip_norm = ddp_get_job(context)->world_size > 1 ? 0 : 0.5;
-	train_both(context, &options);
+	for (int o = 0; ddp_optimizer_name((ddp_optimizer)o) != NULL; o++) {
+		ddp_model_options options = options_of((ddp_optimizer)o);
+		options.shard = DDP_SHARD_NONE;
+		options.bf16_params = true;
+		options.clip_norm = ddp_get_job(context)->world_size > 1 ? 0 : 0.5;
+		train_both(context, &options);
+	}
 	return 0;
 }
 
@@ -420,12 +434,9 @@ TEST(a_device_has_the_hosts_bits)
 {
 	const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
-	for (int o = 0; ddp_optimizer_name((ddp_optimizer)o) != NULL; o++) {
-		for (int ranks = 1; ranks < 3; ranks++) {
-			ddp_optimizer optimizer = (ddp_optimizer)o;
-			assert_int_equal(folder_empty(NULL), 0);
-			assert_int_equal(run_ranks_with(ranks, &on_test, device_body, &optimizer), 0);
-		}
+	for (int ranks = 1; ranks < 3; ranks++) {
+		assert_int_equal(folder_empty(NULL), 0);
+		assert_int_equal(run_ranks_with(ranks, &on_test, device_body, NULL), 0);
 	}
 }
 

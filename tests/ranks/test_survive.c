@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit */
+/* runs: asan; all: unit; takes: 25 */
 /* survive: ranks die in the middle of a training, and those that are left go on in their processes. From the step on
    that they take up, losses and parameters have the bits of a training with so many ranks that goes on from a checkpoint
    of the step before. */
@@ -644,7 +644,7 @@ TEST(one_rank_dies_at_each_point)
 		/* Under a sanitizer each point comes in every third one of these. */
 		turn += all;
 		for (point where = all ? BEFORE : UPDATE; where <= (all ? EVALUATING : AFTER); where++) {
-			if (SANITIZER && all && (turn + (int)where) % 3 != 0)
+			if ((SANITIZER && all && (turn + (int)where) % 3 != 0) || (!all && !test_takes((size_t)w + where)))
 				continue;
 			/* Rank 0 writes checkpoints. */
 			const int victim = where == SAVING ? 0 : (w + (int)where) % worlds[w].ranks;
@@ -656,9 +656,11 @@ TEST(one_rank_dies_at_each_point)
 /* Others have ended the step, so they send it to the ranks that lag. */
 TEST(ranks_that_lag_get_the_step)
 {
+	size_t turn = 0;
+
 	for (int w = 0; w < WORLDS; w++) {
 		/* Other strategies meet at the end of an update. */
-		if (worlds[w].shard != DDP_SHARD_NONE)
+		if (worlds[w].shard != DDP_SHARD_NONE || !test_takes(turn++))
 			continue;
 		memset(run, 0, sizeof(*run));
 		run->dying = 0x1;
@@ -701,6 +703,8 @@ TEST(buddies_are_made_anew)
 	static const int first[SHARDED] = { 0, 1, 2, 3 }, second[SHARDED] = { 2, 2, 3, 2 };
 
 	for (int i = 0; i < SHARDED; i++) {
+		if (!test_takes((size_t)i))
+			continue;
 		memset(run, 0, sizeof(*run));
 		run->point = i % 2 == 0 ? AFTER : UPDATE;
 		run->dying = 1u << first[i];
@@ -727,6 +731,8 @@ TEST(a_shard_and_its_copy_are_lost)
 {
 	for (int i = 0; i < SHARDED; i++) {
 		const world *of = with_buddies(i);
+		if (!test_takes((size_t)i + 1))
+			continue;
 		memset(run, 0, sizeof(*run));
 		folder_empty(NULL);
 		run->point = i % 2 == 0 ? UPDATE : BEFORE;
@@ -794,7 +800,7 @@ TEST(own_loops_go_back)
 {
 	for (int w = 0; w < WORLDS; w++) {
 		/* Other worlds have the strategies of these two. */
-		if (worlds[w].node_of == two_nodes && worlds[w].compress == DDP_COMPRESS_NONE)
+		if ((worlds[w].node_of == two_nodes && worlds[w].compress == DDP_COMPRESS_NONE) || !test_takes((size_t)w))
 			continue;
 		memset(run, 0, sizeof(*run));
 		run->point = FORWARD;
@@ -858,7 +864,9 @@ TEST(ranks_die_at_any_time)
 	srand(7);
 	for (int i = 0; i < ROUNDS; i++) {
 		const world *of = &worlds[i % WORLDS];
-		survive(of, 1u << rand() % of->ranks, ANYWHERE, (useconds_t)(rand() % 3000), false);
+		const unsigned int dying = 1u << rand() % of->ranks, delay = (unsigned)rand() % 3000;
+		if (test_takes((size_t)i))
+			survive(of, dying, ANYWHERE, delay, false);
 	}
 }
 
@@ -877,7 +885,8 @@ TEST(a_rank_dies_while_others_recover)
 		                              : (first + others) % of->ranks);
 		run->delay = (useconds_t)(rand() % 2000);
 		run->pause = (useconds_t)(rand() % 6000);
-		survive_as(of);
+		if (test_takes((size_t)i + 1))
+			survive_as(of);
 	}
 }
 

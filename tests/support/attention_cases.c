@@ -5,6 +5,7 @@
 
 #include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/test.h"
 
 /* ---- attention: a batch, b length, c heads, d width --------------------------------------- */
@@ -186,11 +187,12 @@ static void check_formulas(const shape *s)
 static void try_formulas(void)
 {
 	/* Heads that tensor cores take, and one that they do not; whole tiles, and a row more or less. */
-	const shape shapes[] = {{1, 200, 2, 128, NULL}, {2, 64, 1, 64, NULL}, {1, 129, 1, 64, NULL},
-		{1, 255, 1, 32, NULL}, {1, 127, 1, 128, NULL}, {1, 193, 1, 128, NULL}, {2, 70, 1, 24, NULL}};
+	const shape shapes[] = {{1, 200, 2, 128, NULL}, {1, 255, 1, 32, NULL}, {2, 64, 1, 64, NULL},
+		{1, 127, 1, 128, NULL}, {1, 129, 1, 64, NULL}, {1, 193, 1, 128, NULL}, {2, 70, 1, 24, NULL}};
 
 	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
-		check_formulas(&shapes[i]);
+		if (test_takes(i))
+			check_formulas(&shapes[i]);
 }
 
 TEST_RUNS(attention_over_several_tiles, in_each_place(try_formulas));

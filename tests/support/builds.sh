@@ -284,32 +284,61 @@ tracked() { (cd "$source" && { git ls-files 2>/dev/null || find slurm tests .ci 
 # The tree's shell scripts, by path
 scripts()
 {
-	local file
+	local file first
 	while read -r file; do
-		if [[ $file == *.sh ]] || head -n 1 "$source/$file" 2>/dev/null | grep -qE '^#!/bin/(ba)?sh|^#!/usr/bin/env bash'; then
-			echo "$file"
-		fi
+		first=''
+		[[ $file == *.sh ]] || IFS= read -r first 2>/dev/null <"$source/$file"
+		[[ $file != *.sh && $first != '#!/bin/'?(ba)sh* && $first != '#!/usr/bin/env bash'* ]] || echo "$file"
 	done < <(tracked | grep -vE '\.(c|h|m4|am|ac|mk|md|in|[0-9])$')
 }
 
-# plan_lint: sets `found_right`, the folder that keeps the sums of scripts that passed, and `shared`, the sum of what they
-# share: shellcheck, its options, and all scripts that another script sources
-shared=''
+# read_by SCRIPT...: a line for each, of the scripts that shellcheck reads for it: itself, and those of the names that it
+# sources, or that these do
+read_by()
+{
+	awk '
+		function base(path) { sub(/.*\//, "", path); return path }
+		function read(script,    words, i) {
+			if (script in seen) return
+			seen[script]
+			printf "%s ", script
+			for (i = split(sourced[script], words, " "); i > 0; i--) read(words[i])
+		}
+		BEGIN { for (i = 1; i < ARGC; i++) called[base(ARGV[i])] = called[base(ARGV[i])] " " ARGV[i] }
+		/(^|[ \t;])(\.|source)[ =].*\.sh/ {
+			while (match($0, /[^\/ ="]+\.sh/)) {
+				sourced[FILENAME] = sourced[FILENAME] called[substr($0, RSTART, RLENGTH)]
+				$0 = substr($0, RSTART + RLENGTH)
+			}
+		}
+		END { for (i = 1; i < ARGC; i++) { split("", seen); read(ARGV[i]); print "" } }' "$@"
+}
+
+# plan_lint: sets `found_right`, the folder that keeps the keys of scripts that passed, and `lint_key`, for each script the
+# sum of all that shellcheck's answer comes of: shellcheck, its options, and what it reads
+declare -A lint_key=()
 plan_lint()
 {
-	local names home=${HOME:-$work}
+	local home=${HOME:-$work} keys=$work/lint script scripts file sum line
+	local -A sums=()
 	found_right=${XDG_CACHE_HOME:-$home/.cache}/slurm-ddp-lint
-	mkdir -p "$found_right" && find "$found_right" -type f -mtime +30 -delete
-	names=$(cd "$source" && scripts | xargs grep -hoE '(^|[[:space:];])(\.|source) [^;]*\.sh' | sed 's|.*[/ ]||' | sort -u | paste -s -d '|')
-	shared=$({
+	mkdir -p "$found_right" "$keys" && find "$found_right" -type f -mtime +30 -delete
+	mapfile -t scripts < <(scripts)
+	while read -r sum file; do sums[$file]=$sum; done < <(cd "$source" && sha256sum "${scripts[@]}")
+	{
 		shellcheck --version
 		echo "${SHELLCHECK_OPTS-}"
 		cat "$home/.shellcheckrc" "${XDG_CONFIG_HOME:-$home/.config}/shellcheckrc" 2>/dev/null
-		cd "$source" && tracked | grep -E "(^|/)($names|\.?shellcheckrc)$" | xargs sha256sum
-	} | sha256sum)
+		cd "$source" && tracked | grep -E '(^|/)\.?shellcheckrc$' | xargs -r sha256sum
+	} >"$keys/shared"
+	while read -r script line; do
+		for file in "$script" $line; do echo "$file ${sums[$file]}"; done | sort |
+			cat "$keys/shared" - >"$keys/${script//\//-}"
+	done < <(cd "$source" && read_by "${scripts[@]}")
+	while read -r sum file; do lint_key[${file##*/}]=$sum; done < <(sha256sum "$keys"/*)
 }
 
-# lint_script NAME: shellcheck reads the script only if the script or `shared` has changed since it was found right
+# lint_script NAME: shellcheck reads the script only if something has changed since it was found right
 lint_script()
 {
 	local log key
@@ -318,10 +347,10 @@ lint_script()
 		record SKIP lint "$1" "shellcheck is not installed" ''
 		return
 	fi
-	[ -n "$shared" ] || plan_lint
-	key=$(cd "$source" && { echo "$shared"; sha256sum "$1"; } | sha256sum)
-	if [ -e "$found_right/${key%% *}" ] || limited 60 "$log" env -C "$source" shellcheck -x "$1"; then
-		touch "$found_right/${key%% *}"
+	[ ${#lint_key[@]} -gt 0 ] || plan_lint
+	key=${lint_key[${1//\//-}]}
+	if [ -e "$found_right/$key" ] || limited 60 "$log" env -C "$source" shellcheck -x "$1"; then
+		: >"$found_right/$key"
 		record PASS lint "$1" '' "$log"
 	else
 		record FAIL lint "$1" "shellcheck has something to say" "$log"

@@ -73,7 +73,8 @@ bool test_says(const char *words);
 
 void test_check_failed(const char *file, int line, const char *what) __attribute__((noreturn));
 
-/* For a harness of ranks: before they are forked, and when they have ended. */
+/* For a harness of ranks: before they are forked, and when they have ended. test_ranks_begin() counts the run. */
+void test_count_run(void);
 void test_ranks_begin(int count);
 void test_ranks_end(void);
 /* Which rank a failed CHECK() names, and what is done before

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which sanitizer a test is built with. */
+/* Which sanitizer a test is built with, and which cases it takes. */
 #pragma once
+
+#include <stdbool.h>
+#include <stdlib.h>
 
 /* gcc defines a macro for the thread sanitizer, and clang has a feature. */
 #if defined(__SANITIZE_THREAD__)
@@ -16,3 +19,10 @@
 #define ADDRESS_SANITIZER 0
 #endif
 #define SANITIZER (THREAD_SANITIZER || ADDRESS_SANITIZER)
+
+/* Whether a case runs of many alike, in which a sanitizer looks for the same: the address sanitizer takes every other
+   one, and the thread sanitizer those between. Without a sanitizer, and with tests/run --all, each case runs. */
+static inline bool test_takes(size_t number)
+{
+	return !SANITIZER || getenv("DDP_TEST_ALL") != NULL || number % 2 == THREAD_SANITIZER;
+}

@@ -374,6 +374,7 @@ void test_step_run(test_step *of)
 	memset(shared, 0, sizeof(*shared));
 	running = of;
 	of->joins = of->restarts = 0;
+	test_count_run();
 	open_nodes(s);
 	begin_generation(s);
 	for (int r = 0; r < s->of->ranks; r++)

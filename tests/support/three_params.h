@@ -21,8 +21,10 @@ extern const test_way ways[WAYS];
 /* Of the models that the rank makes next. */
 ddp_model_options plain_by(const test_way *way);
 
-/* Runs `body` with each way in turn as its `user`: on one node on any number of ranks, over several
-   on the most, which four are at most. */
+/* Runs `body` in one world with each way of these nodes in turn as its `user`, which is of `ways`: to start ranks takes
+   longer than most bodies. */
+void run_ways_on(const int *node_of, int ranks, rank_body body);
+/* The same on one node with each number of ranks, and on two with the most, which four are at most. */
 void run_each_way(int most_ranks, rank_body body);
 
 int rank_of(ddp_context *context);

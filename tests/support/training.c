@@ -21,8 +21,11 @@ static const int64_t sizes[MLP_PARAMS] = {
 	MLP_HIDDEN * MLP_INPUTS, MLP_HIDDEN, MLP_CLASSES * MLP_HIDDEN, MLP_CLASSES
 };
 
+/* What a sanitizer would look for is not here, and it takes most of a training's time. */
+#define SLOW __attribute__((no_sanitize("address", "thread", "undefined")))
+
 /* splitmix64: a number in [-1, 1) for each index. */
-static double noise(uint64_t index)
+SLOW static double noise(uint64_t index)
 {
 	uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
 
@@ -31,7 +34,7 @@ static double noise(uint64_t index)
 	return (double)((z ^ (z >> 31)) >> 11) * 0x1p-52 - 1;
 }
 
-void mlp_make_sample(int64_t index, mlp_sample *sample)
+SLOW void mlp_make_sample(int64_t index, mlp_sample *sample)
 {
 	double score[2] = { 0 };
 
@@ -62,7 +65,7 @@ void mlp_init(int param, float *data, int64_t elements)
 		data[i] = (float)(scale * noise((uint64_t)(1000000 * (param + 1) + i)));
 }
 
-double mlp_gradients(const double *const *params, const mlp_sample *sample, double *const *grads)
+SLOW double mlp_gradients(const double *const *params, const mlp_sample *sample, double *const *grads)
 {
 	double hidden[MLP_HIDDEN], probability[MLP_CLASSES], sum = 0, greatest = -INFINITY;
 

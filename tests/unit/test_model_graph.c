@@ -9,6 +9,7 @@
 #include "models/net_inside.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/small_net.h"
 #include "tests/support/test.h"
 
@@ -303,8 +304,11 @@ static void try_shapes(bool images, double dropout, bool recompute)
 
 static void try_all_shapes(bool images)
 {
-	try_shapes(images, 0, false);
-	if (!images)
+	static size_t turn;
+
+	if (test_takes(turn++))
+		try_shapes(images, 0, false);
+	if (!images && test_takes(turn++))
 		try_shapes(images, 0.3, true);
 }
 
@@ -376,10 +380,13 @@ static void try_failing_model(bool images)
 {
 	static const int calls[] = {2, 7, 11};
 	static struct side failing, plain;
+	static size_t turn;
 
 	if (place.fail_graph == NULL)
 		return;
 	for (size_t c = 0; c < sizeof(calls) / sizeof(calls[0]); c++) {
+		if (!test_takes(turn++))
+			continue;
 		make_side(&failing, images, true);
 		make_side(&plain, images, false);
 		for (int i = 0; i < 3; i++) {
