@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One rank of startup, wireup and scale: says when its first all-reduce was done.
 
-   rank_startup [--lose]   Rank 0 says what it sent in a wire-up over TCP: "@ 0 sent BYTES". Then the last rank ends as if it
-                           had died. The others go on as fewer, and each says how long that took, and its processor
-                           time: "@ RANK left NS MS" */
+   rank_startup [--sent | --lose]   Rank 0 says what it sent in a wire-up over TCP: "@ 0 sent BYTES". With --lose the last
+                                    rank then ends as if it had died. The others go on as fewer, and each says how long
+                                    that took, and its processor time: "@ RANK left NS MS" */
 #include <linux/tcp.h>
 #include <netinet/in.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,13 +42,10 @@ static unsigned long long sent_from(int port)
 
 static ddp_status lose_one(ddp_comm *world)
 {
-	const char *port = getenv("MASTER_PORT");
+	const struct startup_begin begin = startup_begin();
 	ddp_comm *left;
 	float ones;
 
-	if (ddp_comm_rank(world) == 0 && port != NULL)
-		printf("@ 0 sent %llu\n", sent_from(atoi(port)));
-	const struct startup_begin begin = startup_begin();
 	/* When it has had a second sum, all others have had the first. */
 	if (ddp_comm_rank(world) == ddp_comm_size(world) - 1)
 		_exit(count(world, &ones) == DDP_OK ? 0 : 1);
@@ -70,8 +66,8 @@ static ddp_status lose_one(ddp_comm *world)
 int main(int argc, char **argv)
 {
 	const struct startup_begin begin = startup_begin();
+	const char *port = getenv("MASTER_PORT");
 	ddp_context *context;
-	const bool loses = argc > 1 && strcmp(argv[1], "--lose") == 0;
 	float ones;
 
 	ddp_status status = ddp_init(NULL, &context);
@@ -79,7 +75,9 @@ int main(int argc, char **argv)
 		status = count(ddp_world(context), &ones);
 	if (status == DDP_OK)
 		startup_tell(ddp_comm_rank(ddp_world(context)), startup_now_ns(), ones, begin);
-	if (status == DDP_OK && loses)
+	if (status == DDP_OK && argc > 1 && port != NULL && ddp_comm_rank(ddp_world(context)) == 0)
+		printf("@ 0 sent %llu\n", sent_from(atoi(port)));
+	if (status == DDP_OK && argc > 1 && strcmp(argv[1], "--lose") == 0)
 		status = lose_one(ddp_world(context));
 	if (status != DDP_OK) {
 		fprintf(stderr, "rank_startup: %s\n", ddp_last_error());
