@@ -144,5 +144,5 @@ bench-spank-cost: spank/spank_ddp.la tests/unit/test_spank_nodelist
 
 EXTRA_DIST += tests/bench/scale
 .PHONY: bench-scale
-bench-scale: tests/bench/rank_startup tests/bench/rank_cost tests/cluster/link_probe
+bench-scale: tests/bench/rank_startup tests/bench/rank_cost tests/bench/rank_storage tests/cluster/link_probe tests/cluster/wireup_probe
 	$(bench_environment) $(srcdir)/tests/bench/scale $(BENCH_ARGS)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One rank of tests/bench/algorithms: measures a reduction by each algorithm between
    nodes, beside what comm/hier/algorithms predicts from what libddp measured of the network;
-   or a broadcast, beside what a chain of nodes would take that passes chunks on.
+   or a broadcast, beside what its tree of nodes would take (comm/hier/tree).
    Rank 0 prints a line for each size and algorithm. */
 #include <stdbool.h>
 #include <stdio.h>
@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "comm/core/comm.h"
 #include "comm/hier/algorithms.h"
+#include "comm/hier/tree.h"
 #include "comm/ops/combine_nodes.h"
 #include "comm/ops/names.h"
 #include "rank.h"
@@ -72,14 +73,17 @@ static void compare_broadcast(ddp_comm *comm, char *data, size_t bytes)
 {
 	const ddp_operation c = { .kind = DDP_BROADCAST, .send = data, .recv = data, .count = bytes / 4, .type = DDP_F32 };
 	const ddp_link *link = &comm->hier.link;
-	const double chunk = (double)(bytes < BROADCAST_CHUNK ? bytes : BROADCAST_CHUNK), hops = comm->topology.nodes - 1;
-	const double predicted = (double)bytes * link->byte_seconds +
-	                         (hops - 1) * chunk * link->byte_seconds + hops * link->latency_seconds;
+	const size_t chunk = bytes < BROADCAST_CHUNK ? bytes : BROADCAST_CHUNK, chunks = (bytes + chunk - 1) / chunk;
+	const ddp_tree_form form = ddp_tree_choose(comm->topology.nodes, chunks);
+	const double predicted = ddp_tree_cost(form, comm->topology.nodes, chunks, (double)chunk * link->byte_seconds,
+	                                       link->latency_seconds);
 	double measured[BATCHES];
+	char name[32];
 
 	measure(comm, &c, repeats_of(predicted), measured);
+	snprintf(name, sizeof(name), " %s", ddp_tree_name(form));
 	if (comm->rank == 0)
-		print_line(&c, bytes, " chain", predicted, measured);
+		print_line(&c, bytes, name, predicted, measured);
 	fflush(stdout);
 }
 

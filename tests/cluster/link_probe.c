@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* link_probe NODES SECONDS SILENCE_MS [TASKS]: srun's relay thread, and so many nodes that hold links to it for so long,
    in a process of their own. It prints what srun's side takes of each: for tests and a model of large steps.
-   With TASKS, so many a node, the step is one of restart=1: in its middle a rank fails, and all nodes begin a new
-   generation as if their programs ended at once. */
+   With TASKS, so many a node, the step is one of restart=1: in its middle a rank fails, each other node tells srun that
+   its ranks have lost that one, and all nodes begin a new generation as if their programs ended at once. */
 #include <dirent.h>
 #include <poll.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ struct pretended {
 /* What srun told the nodes, and when it told the last node: to end generation 1, and to begin generations 1 and 2. */
 static struct {
 	uint32_t begun[3];
-	uint64_t ended_ns, begun_ns[3], failed_ns;
+	uint64_t started_ns, opened_ns, ended_ns, begun_ns[3], failed_ns;
 } heard;
 
 static void take(void *about, const struct frame *frame)
@@ -97,12 +97,54 @@ static void fail_rank(struct pretended *node, uint32_t rank)
 		printf("srun did not take the failure\n");
 }
 
+/* In a process of its own, beside the links. Ranks that have lost another one end, and each node tells srun once. */
+static void tell_hearsay(const struct relay *relay, uint32_t count)
+{
+	const struct relay_news news = { .text = "a rank has lost another one", .generation = 1,
+		                         .wait_status = W_EXITCODE(1, 0),
+		                         .facts = { .end = END_CODE, .sent = SENT_NOTHING, .blames_peer = true } };
+	const uint64_t began_ns = ddp_now_ns();
+	struct relay each = *relay;
+	uint32_t taken = 0;
+
+	each.reply_ms = 5000;
+	each.sender = NULL;
+	for (uint32_t i = 0; i < count; i++)
+		taken += relay_tell(&each, "127.0.0.1", &news);
+	printf("srun took the word of %u of %u other nodes within %.1f ms\n", taken, count,
+	       (double)(ddp_now_ns() - began_ns) / 1e6);
+	fflush(stdout);
+	_exit(0);
+}
+
+static pid_t fail(struct pretended *node, uint32_t rank, const struct relay *relay, uint32_t others)
+{
+	fail_rank(node, rank);
+	const pid_t pid = fork();
+	if (pid == 0)
+		tell_hearsay(relay, others);
+	return pid;
+}
+
+static double ms_between(uint64_t from_ns, uint64_t to_ns)
+{
+	return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e6 : 0;
+}
+
 static void tell_restart(uint32_t count)
 {
-	const uint64_t failed_ns = heard.failed_ns;
+	printf("links: open after %.1f ms, generation 1 on %u nodes after %.1f ms\n",
+	       ms_between(heard.started_ns, heard.opened_ns), heard.begun[1], ms_between(heard.started_ns, heard.begun_ns[1]));
+	printf("generation 2: on %u of %u nodes, told to end after %.1f ms, to begin after %.1f ms\n", heard.begun[2], count,
+	       ms_between(heard.failed_ns, heard.ended_ns), ms_between(heard.failed_ns, heard.begun_ns[2]));
+}
 
-	printf("generation 1: on %u nodes; 2: on %u of %u, told to end after %.1f ms, to begin after %.1f ms\n", heard.begun[1],
-	       heard.begun[2], count, (double)(heard.ended_ns - failed_ns) / 1e6, (double)(heard.begun_ns[2] - failed_ns) / 1e6);
+static bool all_open(const struct pretended *nodes, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		if (nodes[i].link.now.state != LINE_OPEN)
+			return false;
+	return true;
 }
 
 /* Acts as all nodes until `end_ns`. A rank of one node fails at `failure_ns`. Returns how many links are open at the end. */
@@ -111,17 +153,21 @@ static uint32_t be_nodes(const struct relay *relay, uint32_t count, uint64_t fai
 {
 	struct pretended *nodes = calloc(count, sizeof(*nodes));
 	struct pollfd *ready = calloc((size_t)LINK_FDS * count, sizeof(*ready));
+	pid_t hearsay = 0;
 	uint32_t open = 0;
 	uint64_t now_ns;
 
 	if (nodes == NULL || ready == NULL)
 		return 0;
+	heard.started_ns = ddp_now_ns();
 	for (uint32_t i = 0; i < count; i++)
 		begin(&nodes[i], relay, i, silence_ms, tasks);
 	while ((now_ns = ddp_now_ns()) < end_ns) {
 		uint64_t due_ns = failure_ns < end_ns && heard.failed_ns == 0 ? failure_ns : end_ns;
 		if (now_ns >= failure_ns && heard.failed_ns == 0)
-			fail_rank(&nodes[count / 2], count / 2 * tasks);
+			hearsay = fail(&nodes[count / 2], count / 2 * tasks, relay, count - 1);
+		if (heard.opened_ns == 0 && all_open(nodes, count))
+			heard.opened_ns = now_ns;
 		for (uint32_t i = 0; i < count; i++) {
 			struct pollfd *of = &ready[LINK_FDS * i];
 			if (nodes[i].due_ns <= now_ns || of[0].revents != 0 || of[1].revents != 0)
@@ -134,6 +180,8 @@ static uint32_t be_nodes(const struct relay *relay, uint32_t count, uint64_t fai
 		}
 		poll(ready, (nfds_t)LINK_FDS * count, due_ns > now_ns ? (int)((due_ns - now_ns) / 1000000) + 1 : 0);
 	}
+	if (hearsay > 0)
+		waitpid(hearsay, NULL, 0);
 	if (tasks > 0)
 		tell_restart(count);
 	for (uint32_t i = 0; i < count; i++) {

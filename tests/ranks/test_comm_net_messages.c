@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; needs: UCX */
-/* The network between nodes: which message is whose, what becomes of one that nobody asks for, and that it takes none
-   without its key, of whoever knows a rank's address. */
+/* The network between nodes: which message is whose, what becomes of one that nobody asks for, which way broadcasts go, and
+   that it takes none without its key, of whoever knows a rank's address. */
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "comm/hier/tree.h"
 #include "comm/net/ucx.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
@@ -25,6 +26,34 @@ static const int two_nodes[] = { 0, 1 };
 static void run(int timeout_ms, int (*body)(ddp_comm *, void *), void *argument)
 {
 	RUN_WORLD(.ranks = 2, .node_of = two_nodes, .timeout_ms = timeout_ms, .body = body, .argument = argument);
+}
+
+/* ---- broadcasts --------------------------------------------------------------------- */
+
+enum { NODES = 8, CHUNK_ELEMENTS = (256 << 10) / 4, ROOT = 3 };
+
+static int broadcast_by_each_tree(ddp_comm *comm, void *argument)
+{
+	static const size_t chunks[DDP_TREE_FORMS] = { 1, 5, 16 };
+	static int32_t data[16 * CHUNK_ELEMENTS];
+
+	for (int form = 0; form < DDP_TREE_FORMS; form++) {
+		const size_t count = chunks[form] * CHUNK_ELEMENTS - 1;
+		CHECK((int)ddp_tree_choose(NODES, chunks[form]) == form);
+		for (size_t i = 0; i < count; i++)
+			data[i] = ddp_comm_rank(comm) == ROOT ? (int32_t)i * 31 + form : -1;
+		CHECK_OK(ddp_broadcast(comm, data, count, DDP_I32, ROOT));
+		for (size_t i = 0; i < count; i++)
+			CHECK(data[i] == (int32_t)i * 31 + form);
+	}
+	return 0;
+}
+
+TEST(all_nodes_get_what_is_broadcast_by_each_tree)
+{
+	static const int node_of[NODES] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+
+	RUN_WORLD(.ranks = NODES, .node_of = node_of, .body = broadcast_by_each_tree);
 }
 
 /* ---- order ------------------------------------------------------------------------ */

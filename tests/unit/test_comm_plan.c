@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: tsan asan */
-/* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
+/* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order. comm/hier/tree: trees of a
+   broadcast.
    comm/hier/algorithms: the table; messages and connections of large worlds. comm/core/roster: their
    nodes. comm/group/agreement: room for what their ranks tell. */
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include "comm/group/agreement.h"
 #include "comm/hier/algorithms.h"
 #include "comm/hier/plan.h"
+#include "comm/hier/tree.h"
 #include "comm/ops/combine_nodes.h"
 #include "comm/shm/node.h"
 #include "tests/support/simulate.h"
@@ -446,6 +448,85 @@ TEST(ranks_of_large_worlds_are_placed)
 	place(3, 2);
 	place(4096, 513);
 	place(100000, 12501);
+}
+
+/* ---- trees of a broadcast ------------------------------------------------------------------------ */
+
+enum { TREE_NODES = 1000, TREE_CHUNKS = 256 };
+
+static bool is_child(const ddp_tree *tree, int node)
+{
+	int times = 0;
+
+	for (int i = 0; i < tree->count; i++)
+		times += tree->children[i] == node;
+	return times == 1;
+}
+
+/* How many chunks a node sends one behind the other until the last node has the last one. */
+static double pass_chunks(ddp_tree_form form, int nodes, int chunks)
+{
+	static double came[TREE_NODES][TREE_CHUNKS];
+	double last = 0;
+
+	for (int node = 0; node < nodes; node++) {
+		const ddp_tree tree = ddp_tree_of(form, nodes, node);
+		double sent = 0;
+		for (int s = 0; s < chunks; s++) {
+			for (int i = 0; i < tree.count; i++) {
+				const double begun = node == 0 || came[node][s] < sent ? sent : came[node][s];
+				/* A node comes behind its parent, so all that it gets is there already. */
+				assert_true(tree.children[i] > node);
+				came[tree.children[i]][s] = sent = begun + 1;
+				last = sent > last ? sent : last;
+			}
+		}
+	}
+	return last;
+}
+
+static void check_tree(ddp_tree_form form, int nodes)
+{
+	int reached = 1;
+
+	assert_int_equal(ddp_tree_of(form, nodes, 0).parent, -1);
+	for (int node = 0; node < nodes; node++) {
+		const ddp_tree tree = ddp_tree_of(form, nodes, node);
+		reached += tree.count;
+		if (node == 0)
+			continue;
+		const ddp_tree above = ddp_tree_of(form, nodes, tree.parent);
+		assert_true(is_child(&above, node));
+	}
+	assert_int_equal(reached, nodes);
+	for (int chunks = 1; chunks <= TREE_CHUNKS; chunks *= 4) {
+		const double cost = ddp_tree_cost(form, nodes, (size_t)chunks, 1, 0), took = pass_chunks(form, nodes, chunks);
+		assert_true(took <= cost && took >= cost / 2);
+	}
+}
+
+TEST(each_node_gets_a_broadcast_once_and_in_time)
+{
+	for (ddp_tree_form form = DDP_TREE_BINOMIAL; form < DDP_TREE_FORMS; form++) {
+		for (int nodes = 2; nodes <= TREE_NODES; nodes = nodes < 70 ? nodes + 1 : nodes * 2)
+			check_tree(form, nodes);
+		check_tree(form, TREE_NODES);
+	}
+}
+
+TEST(broadcasts_take_the_tree_that_suits_nodes_and_chunks)
+{
+	assert_int_equal(ddp_tree_choose(8, 1), DDP_TREE_BINOMIAL);
+	assert_int_equal(ddp_tree_choose(8, 16), DDP_TREE_CHAIN);
+	assert_int_equal(ddp_tree_choose(TREE_NODES, 1), DDP_TREE_BINOMIAL);
+	assert_int_equal(ddp_tree_choose(TREE_NODES, 16), DDP_TREE_BINARY);
+	assert_int_equal(ddp_tree_choose(TREE_NODES, TREE_CHUNKS), DDP_TREE_BINARY);
+	assert_int_equal(ddp_tree_choose(TREE_NODES, 40000), DDP_TREE_CHAIN);
+	for (int chunks = 16; chunks <= TREE_CHUNKS; chunks *= 16) {
+		const double took = pass_chunks(DDP_TREE_BINARY, TREE_NODES, chunks);
+		assert_true(pass_chunks(DDP_TREE_BINOMIAL, TREE_NODES, chunks) > 2 * took);
+		assert_true(pass_chunks(DDP_TREE_CHAIN, TREE_NODES, chunks) > 2 * took);
+	}
 }
 
 /* ---- what ranks tell each other when they shrink --------------------------------------------------- */

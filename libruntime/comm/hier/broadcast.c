@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "comm/hier/tree.h"
 #include "comm/ops/blocks.h"
 #include "comm/shm/node_copy.h"
 #include "comm/wait/await.h"
@@ -11,8 +12,7 @@
 
 enum {
 	DEPTH = 4,                  /* chunks under way */
-	CHUNK_BYTES = 256 * 1024,
-	TREE_DEGREE = 32            /* at most, of a binomial tree of nodes */
+	CHUNK_BYTES = 256 * 1024
 };
 
 static int source_of(const ddp_comm *comm, const ddp_operation *c, int node)
@@ -20,40 +20,25 @@ static int source_of(const ddp_comm *comm, const ddp_operation *c, int node)
 	return comm->topology.node_of[c->root] == node ? c->root : ddp_channel_rank(comm, node, 0);
 }
 
-/* A node's neighbours in the tree of a broadcast, as ranks. */
-typedef struct tree {
-	int parent;   /* DDP_NOBODY at the root */
-	int children[TREE_DEGREE];
-	int count;
-} tree;
-
-static void plant(const ddp_comm *comm, const ddp_operation *c, bool chain, tree *t)
+static int node_behind(const ddp_comm *comm, const ddp_operation *c, int count)
 {
-	int nodes = comm->topology.nodes, root = comm->topology.node_of[c->root];
-	int self = (comm->topology.node_of[comm->rank] - root + nodes) % nodes;
-
-	t->parent = DDP_NOBODY;
-	t->count = 0;
-	if (chain) {
-		if (self > 0)
-			t->parent = source_of(comm, c, (self - 1 + root) % nodes);
-		if (self + 1 < nodes)
-			t->children[t->count++] = source_of(comm, c, (self + 1 + root) % nodes);
-		return;
-	}
-	int bit = 1;
-	for (; bit < nodes && (self & bit) == 0; bit *= 2)
-		continue;
-	if (self > 0)
-		t->parent = source_of(comm, c, ((self & ~bit) + root) % nodes);
-	/* The children with the largest subtrees first. */
-	for (bit /= 2; bit > 0; bit /= 2) {
-		if (self + bit < nodes)
-			t->children[t->count++] = source_of(comm, c, (self + bit + root) % nodes);
-	}
+	return (comm->topology.node_of[c->root] + count) % comm->topology.nodes;
 }
 
-static ddp_status pass_on(ddp_comm *comm, const tree *t, size_t s, const char *data, size_t bytes,
+/* This node's neighbours, as ranks. */
+static ddp_tree plant(const ddp_comm *comm, const ddp_operation *c, size_t chunks)
+{
+	const int nodes = comm->topology.nodes;
+	const int self = (comm->topology.node_of[comm->rank] - comm->topology.node_of[c->root] + nodes) % nodes;
+	ddp_tree t = ddp_tree_of(ddp_tree_choose(nodes, chunks), nodes, self);
+
+	t.parent = t.parent >= 0 ? source_of(comm, c, node_behind(comm, c, t.parent)) : DDP_NOBODY;
+	for (int i = 0; i < t.count; i++)
+		t.children[i] = source_of(comm, c, node_behind(comm, c, t.children[i]));
+	return t;
+}
+
+static ddp_status pass_on(ddp_comm *comm, const ddp_tree *t, size_t s, const char *data, size_t bytes,
                           ddp_transfer *sends)
 {
 	/* The chunk that used these before has long gone. */
@@ -65,11 +50,16 @@ static ddp_status pass_on(ddp_comm *comm, const tree *t, size_t s, const char *d
 	return status;
 }
 
-static ddp_status flow(ddp_comm *comm, const tree *t, char *data, size_t bytes,
-                       ddp_transfer (*sends)[TREE_DEGREE])
+static size_t chunks_of(size_t bytes)
+{
+	return (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+}
+
+static ddp_status flow(ddp_comm *comm, const ddp_tree *t, char *data, size_t bytes,
+                       ddp_transfer (*sends)[DDP_TREE_DEGREE])
 {
 	ddp_transfer recvs[DEPTH];
-	size_t chunks = (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES, posted = 0;
+	size_t chunks = chunks_of(bytes), posted = 0;
 	ddp_status status = DDP_OK;
 
 	for (size_t s = 0; s < chunks && status == DDP_OK; s++) {
@@ -103,15 +93,14 @@ static ddp_status begin(void *argument, const void *exposed)
 	ddp_comm *comm = b->comm;
 	const ddp_operation *c = b->c;
 	const size_t bytes = c->count * ddp_type_bytes(c->type);
-	tree t;
 
 	(void)exposed;
 	if (source_of(comm, c, comm->topology.node_of[comm->rank]) != comm->rank)
 		return DDP_OK;
-	ddp_transfer (*sends)[TREE_DEGREE] = calloc(DEPTH, sizeof(*sends));
+	ddp_transfer (*sends)[DDP_TREE_DEGREE] = calloc(DEPTH, sizeof(*sends));
 	if (sends == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d messages of a broadcast", DEPTH * TREE_DEGREE);
-	plant(comm, c, comm->topology.nodes > 2 && bytes / CHUNK_BYTES > (size_t)comm->topology.nodes, &t);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %d messages of a broadcast", DEPTH * DDP_TREE_DEGREE);
+	const ddp_tree t = plant(comm, c, chunks_of(bytes));
 	ddp_status status = flow(comm, &t, c->recv, bytes, sends);
 	free(sends);
 	return status;

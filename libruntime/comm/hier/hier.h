@@ -8,8 +8,7 @@
    read by that node's other ranks from there. */
 ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_operation *c);
 
-/* In chunks. A binomial tree sends each byte log2(nodes) times from its root; a chain (pipelined, for data of many
-   chunks) once, but takes a chunk's time per node. The ranks of a node share what comes. */
+/* In chunks, which go from node to node one behind the other (comm/hier/tree). The ranks of a node share what comes. */
 ddp_status ddp_hier_broadcast(ddp_comm *comm, const ddp_operation *c);
 
 /* Gather, scatter and all_to_all: each pair of ranks on different nodes exchanges what the one has for the other
