@@ -117,6 +117,7 @@ comm_sources = \
 	libruntime/comm/hier/slices.c libruntime/comm/hier/slices.h \
 	libruntime/comm/hier/store.c libruntime/comm/hier/store.h \
 	libruntime/comm/hier/tune.c libruntime/comm/hier/tune.h \
+	libruntime/comm/adopt.c libruntime/comm/adopt.h \
 	libruntime/comm/agree.c libruntime/comm/agree.h \
 	libruntime/comm/allocate.c libruntime/comm/allocate.h \
 	libruntime/comm/api.c libruntime/comm/api.h \

@@ -355,7 +355,7 @@ ddp_status ddp_comm_free(ddp_comm *comm)
 		return DDP_OK;
 	if (comm->is_world)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_free(): the world communicator belongs to its context");
-	if (atomic_load(&comm->models) > 0)
+	if (atomic_load(&comm->models) + atomic_load(&comm->memories) > 0)
 		return ddp_fail(DDP_ERR_STATE, "ddp_comm_free(): a model is still trained on the communicator: free the model before");
 	if (ddp_roster_check_owner(comm->roster, "ddp_comm_free()") != DDP_OK || ddp_request_may_wait("ddp_comm_free()") != DDP_OK)
 		return DDP_ERR_STATE;
