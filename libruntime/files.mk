@@ -163,6 +163,7 @@ reduce_sources = \
 	libruntime/reduce/model_state.c libruntime/reduce/model_state.h \
 	libruntime/reduce/on_device.c \
 	libruntime/reduce/options.c libruntime/reduce/options.h \
+	libruntime/reduce/outbox.c libruntime/reduce/outbox.h \
 	libruntime/reduce/place.c libruntime/reduce/place.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/replan.c libruntime/reduce/replan.h \

@@ -7,7 +7,9 @@
    for what it sends and receives before it tells the totals of that next step (step.c). So if any rank has the totals,
    all copies of the step before are whole. Only then ranks update. A rank keeps what the update changes of its own shard,
    and the last two copies of each shard whose buddy it is. So the ranks that are left can all go to the last step that a
-   rank has ended, or, if a rank died before its buddy had all of that step, to the step before. */
+   rank has ended, or, if a rank died before its buddy had all of that step, to the step before.
+
+   A device's memory is scarce: it keeps what an update changes, and the host's memory has the copies. */
 #pragma once
 
 #include "reduce/level.h"
@@ -27,6 +29,11 @@ void ddp_buddy_bytes(const ddp_model *model, size_t *sent, size_t *kept);
 
 /* A step has ended: begins to send its state. An error breaks the communicator. */
 void ddp_buddy_send(ddp_model *model);
+/* The step under way has its first bucket, and all parameters of the last one are there: a device begins to copy those
+   that wards own. */
+void ddp_buddy_read(ddp_model *model);
+/* Waits until a device copies nothing, so that parameters and state may be written between two steps. */
+ddp_status ddp_buddy_rest(ddp_model *model);
 /* Waits until this rank has sent and received the copies of the last step. An error breaks the communicator. */
 ddp_status ddp_buddy_settle(ddp_model *model);
 /* If there are no copies yet, or not since a load: makes them, and waits until all are whole. Collective. */

@@ -115,6 +115,8 @@ ddp_status ddp_model_drop_step(ddp_model *model)
 	ddp_status status = ddp_reducer_catch_up(&model->reducer);
 	if (status == DDP_OK)
 		status = discard(model);
+	if (status == DDP_OK)
+		status = ddp_buddy_rest(model);
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }
 

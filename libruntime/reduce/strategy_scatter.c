@@ -209,6 +209,8 @@ static ddp_status start(ddp_model *model, int k)
 
 	if (status != DDP_OK)
 		return status;
+	if (k == 0)
+		ddp_buddy_read(model);
 	/* Those that are reduced make room for the gradients to come. */
 	for (s->ended = k > 0 ? s->ended : 0; s->ended < k && is_reduced(model, s->ended); s->ended++) {
 		status = wait(model, s->ended);

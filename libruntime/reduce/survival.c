@@ -22,9 +22,6 @@ static ddp_status check_supported(const ddp_model *model)
 {
 	const ddp_strategy *strategy = model->strategy;
 
-	if (model->place.device != NULL && model->context->renewal.possible)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these cannot get the model from a "
-		                "device's memory yet");
 	if (model->context->renewal.possible && model->comm != model->context->world)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these join all ranks, but "
 		                "the model has the option comm");
@@ -36,9 +33,6 @@ static ddp_status check_supported(const ddp_model *model)
 		                "the others meet, because the program gives ddp_init() a store, a wire-up or a job of its own");
 	if (strategy->survives)
 		return DDP_OK;
-	if (strategy->spreads && model->place.device != NULL)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps the only copy of its part of the optimizer's state "
-		                "(option shard) in its device's memory, from which there are no buddy copies yet");
 	if (strategy->spreads && !model->settings.options.buddy)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps the only copy of its part of the optimizer's state "
 		                "(option shard), which is lost with the rank: the model option buddy (or DDP_BUDDY=1) keeps a "
