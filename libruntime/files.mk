@@ -180,6 +180,7 @@ reduce_sources = \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/tensors.c libruntime/reduce/tensors.h \
 	libruntime/reduce/timeline.c \
+	libruntime/reduce/undo.c libruntime/reduce/undo.h \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h \
 	libruntime/reduce/uses.c
 

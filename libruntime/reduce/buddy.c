@@ -9,6 +9,7 @@
 #include "comm/p2p/match.h"
 #include "comm/request.h"
 #include "reduce/model_state.h"
+#include "reduce/undo.h"
 
 /* AT_ONCE is 64 MiB, as each broadcast has a deadline of its own. */
 enum { AT_ONCE = 1 << 24, PARTS = 1 + DDP_OPTIM_STATES_MAX };
@@ -30,11 +31,11 @@ typedef struct ward {
 typedef struct ddp_buddy {
 	int *buddies;    /* [ranks] */
 	int *holders;    /* [ranks]: see ddp_buddy_holders() */
-	ward *wards;
+	ward *wards;     /* none if ranks share memory */
 	int ward_count;
 	int64_t count;   /* elements that this rank owns */
-	copy undo;       /* these elements as they were before the update of a step */
-	int64_t *undone; /* [units]: that step; 0: `undo` does not have the unit */
+	ddp_undo undo;
+	void **states;   /* [ranks][states]: where this process has those of all ranks, which share memory; NULL: they do not */
 	ddp_request *sends[DDP_OPTIM_STATES_MAX];
 	int64_t sent;    /* the step whose copy was sent last; -1: none that counts */
 	bool under_way;
@@ -124,20 +125,50 @@ static bool make_ward(const ddp_model *model, int rank, ward *made)
 	return make_copy(model, made->count, &made->copies[0]) && make_copy(model, made->count, &made->copies[1]);
 }
 
+bool ddp_buddy_shares(const ddp_model *model)
+{
+	const ddp_model_options *options = &model->settings.options;
+
+	/* Parameters that arrive late may never come from a rank that has died. */
+	return options->buddy && !options->late_gather && model->place.device == NULL && ddp_comm_nodes(model->comm) == 1;
+}
+
+/* Where all ranks have what an update changes. */
+static ddp_status share(const ddp_model *model, ddp_buddy *b)
+{
+	const int ranks = model->units.ranks;
+	const size_t bytes = (size_t)model->units.most * sizeof(float);
+	void **states = calloc((size_t)ranks * DDP_OPTIM_STATES_MAX, sizeof(*states)), **copies = calloc((size_t)ranks, sizeof(*copies));
+	ddp_status status = states != NULL && copies != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d addresses", ranks);
+
+	b->states = states;
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+		status = ddp_comm_copies(model->comm, model->optim.state[i], bytes, copies);
+		for (int r = 0; r < ranks && status == DDP_OK; r++)
+			states[r * DDP_OPTIM_STATES_MAX + i] = copies[r];
+	}
+	free(copies);
+	return status;
+}
+
+/* This can fail on this rank alone. */
 static ddp_status make(const ddp_model *model, ddp_buddy *b)
 {
 	const int ranks = model->units.ranks;
 	bool complete;
 
 	b->count = owned_by(&model->units, model->units.rank);
-	b->undone = calloc((size_t)model->units.count, sizeof(*b->undone));
+	if (ddp_buddy_shares(model))
+		return share(model, b);
 	b->wards = calloc((size_t)ranks, sizeof(*b->wards));
-	complete = b->undone != NULL && b->wards != NULL && make_copy(model, b->count, &b->undo);
+	complete = b->wards != NULL;
 	for (int r = 0; r < ranks && complete; r++) {
 		if (b->buddies[r] == model->units.rank)
 			complete = make_ward(model, r, &b->wards[b->ward_count++]);
 	}
-	return complete ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of another rank's optimizer state");
+	if (!complete)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of another rank's optimizer state");
+	return ddp_undo_open(model, model->units.most, false, &b->undo);
 }
 
 ddp_status ddp_buddy_open(ddp_model *model)
@@ -162,6 +193,8 @@ ddp_status ddp_buddy_open(ddp_model *model)
 		ddp_buddy_choose(nodes, ranks, nodes + ranks, made->buddies);
 		status = ddp_comm_agree(comm, make(model, made), what);
 	}
+	if (status == DDP_OK && made->states != NULL)
+		status = ddp_undo_open(model, model->units.most, true, &made->undo);
 	free(nodes);
 	if (status == DDP_OK)
 		made->sent = -1;
@@ -175,7 +208,7 @@ void ddp_buddy_bytes(const ddp_model *model, size_t *sent, size_t *kept)
 	const size_t states = (size_t)model->optim.state_count, parts = states + 1;
 	const ddp_buddy *b = model->buddy;
 
-	*sent = (size_t)b->count * states * sizeof(float);
+	*sent = b->states == NULL ? (size_t)b->count * states * sizeof(float) : 0;
 	*kept = (size_t)b->count * parts * sizeof(float);
 	for (int w = 0; w < b->ward_count; w++)
 		*kept += 2 * (size_t)b->wards[w].count * parts * sizeof(float);
@@ -236,7 +269,7 @@ static ddp_status issue_transfer(ddp_model *model)
 	ddp_operation message = { .type = DDP_F32, .tag = ddp_match_own_tag(DDP_BUDDY_NUMBER) };
 	ddp_status status = end_transfer(model, false);
 
-	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+	for (int i = 0; i < model->optim.state_count && b->states == NULL && status == DDP_OK; i++) {
 		message.kind = DDP_RECV;
 		for (int w = 0; w < b->ward_count && status == DDP_OK; w++) {
 			message.root = b->wards[w].rank;
@@ -310,8 +343,7 @@ void ddp_buddy_forget(ddp_model *model, int64_t steps)
 	b->under_way = false;
 	for (int w = 0; w < b->ward_count; w++)
 		b->wards[w].copies[0].step = b->wards[w].copies[1].step = -1;
-	for (int u = 0; u < model->units.count; u++)
-		b->undone[u] = 0;
+	ddp_undo_forget(model, &b->undo);
 }
 
 void ddp_buddy_close(ddp_model *model)
@@ -326,9 +358,9 @@ void ddp_buddy_close(ddp_model *model)
 		free_copy(&b->wards[w].copies[0]);
 		free_copy(&b->wards[w].copies[1]);
 	}
-	free_copy(&b->undo);
+	ddp_undo_close(model, &b->undo);
+	free(b->states);
 	free(b->wards);
-	free(b->undone);
 	free(b->buddies);
 	free(b);
 	model->buddy = NULL;
@@ -336,39 +368,30 @@ void ddp_buddy_close(ddp_model *model)
 
 /* ---- around an update -------------------------------------------------------------------------- */
 
-static void copy_slice(float *to, const float *from, int64_t count)
+void ddp_buddy_keep(void *keeper, int64_t begin, int64_t end, int64_t at)
 {
-	memcpy(to, from, (size_t)count * sizeof(*to));
+	const ddp_model *model = keeper;
+
+	ddp_undo_keep(model, &model->buddy->undo, model->steps + 1, begin, end, at);
 }
 
-void ddp_buddy_keep(ddp_model *model, int u, int64_t kept, int64_t step)
+/* Another rank's parameters are those in this rank's arena. */
+static void undo_rank(const ddp_model *model, int rank, int64_t step)
 {
-	ddp_buddy *b = model->buddy;
-	int64_t begin, end;
+	const ddp_buddy *b = model->buddy;
+	void *arena = model->params, *own[DDP_OPTIM_STATES_MAX];
 
-	if (b == NULL)
-		return;
-	ddp_unit_slice(&model->units, &model->units.list[u], model->units.rank, &begin, &end);
-	copy_slice(b->undo.values[0] + kept, model->params + begin, end - begin);
-	for (int i = 0; i < model->optim.state_count; i++)
-		copy_slice(b->undo.values[1 + i] + kept, model->optim.state[i] + kept, end - begin);
-	b->undone[u] = step;
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
+		own[i] = model->optim.state[i];
+	ddp_undo_rank(model, &b->undo, rank, step, &arena, 1,
+	              rank == model->units.rank ? own : b->states + rank * DDP_OPTIM_STATES_MAX);
 }
 
 void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead)
 {
-	const ddp_buddy *b = model->buddy;
-	int64_t begin, end, kept = 0;
-
 	(void)dead;
-	for (int u = 0; u < model->units.count && b != NULL; u++, kept += end - begin) {
-		ddp_unit_slice(&model->units, &model->units.list[u], model->units.rank, &begin, &end);
-		if (b->undone[u] != step)
-			continue;
-		copy_slice(model->params + begin, b->undo.values[0] + kept, end - begin);
-		for (int i = 0; i < model->optim.state_count; i++)
-			copy_slice(model->optim.state[i] + kept, b->undo.values[1 + i] + kept, end - begin);
-	}
+	if (model->buddy != NULL)
+		undo_rank(model, model->units.rank, step);
 }
 
 /* ---- after a failure ----------------------------------------------------------------------------- */
@@ -420,13 +443,23 @@ static ddp_status check_fitted(const ddp_comm *left, const ddp_survivor *all)
 	return DDP_OK;
 }
 
-/* The owner of a shard is lost, and its buddy is to have a copy of it. *least becomes the step of that copy, if it is
-   less. */
+/* The first rank that has ended that step, so that it has all parameters. */
+static int rank_at(const ddp_comm *left, const ddp_survivor *all, int64_t steps)
+{
+	for (int r = 0; r < ddp_comm_size(left); r++) {
+		if (all[r].whole != 0 && all[r].steps == steps)
+			return r;
+	}
+	return -1;
+}
+
+/* The owner of a shard is lost, and its buddy is to have a copy of it, or all ranks reach the shard. *least becomes the
+   step of that copy, if it is less. */
 static ddp_status find_copy(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int rank,
                             int64_t steps, int64_t *least)
 {
 	const ddp_buddy *b = model->buddy;
-	const int holder = rank_left(model, left, all, b->buddies[rank]);
+	const int holder = b->states != NULL ? rank_at(left, all, steps) : rank_left(model, left, all, b->buddies[rank]);
 
 	b->holders[rank] = holder;
 	if (holder < 0)
@@ -468,7 +501,24 @@ typedef struct move {
 	float *values;            /* [shards->most]: a part of a shard */
 } move;
 
-/* This rank has the shard of `rank`, or its copy, and reads part `part` of it. */
+static void copy_slice(float *to, const float *from, int64_t count)
+{
+	memcpy(to, from, (size_t)count * sizeof(*to));
+}
+
+/* No rank writes any more where the lost rank had its shard. */
+static void read_shared(const move *m, int rank, int part, int64_t count)
+{
+	const ddp_model *former = m->former;
+
+	undo_rank(former, rank, former->steps + 1);
+	if (part == 0)
+		read_params(former, rank, m->values);
+	else
+		copy_slice(m->values, former->buddy->states[rank * DDP_OPTIM_STATES_MAX + part - 1], count);
+}
+
+/* This rank has the shard of `rank`, or its copy, or reaches it, and reads part `part` of it. */
 static void read_part(const move *m, int rank, int part, int64_t count)
 {
 	const ddp_model *former = m->former;
@@ -478,6 +528,8 @@ static void read_part(const move *m, int rank, int part, int64_t count)
 		read_params(former, rank, m->values);
 	else if (rank == former->units.rank)
 		copy_slice(m->values, former->optim.state[part - 1], count);
+	else if (b->states != NULL)
+		read_shared(m, rank, part, count);
 	for (int i = 0; i < b->ward_count && rank != former->units.rank; i++) {
 		const ward *w = &b->wards[i];
 		if (w->rank == rank)
@@ -523,14 +575,13 @@ static ddp_status pass_on(const move *m, int rank, float *values, int64_t count)
 /* A newcomer takes its own cut of the arenas for the one that the other ranks had. */
 static ddp_status check_same_cut(const move *m)
 {
-	int64_t sum = m->shards->ranks, ends[2];
+	int64_t sum = m->shards->ranks;
+	bool same;
 
 	for (int u = 0; u < m->shards->count; u++)
 		sum = (sum * 1000003 + m->shards->list[u].end) & INT64_MAX >> 21;
-	ends[0] = sum;
-	ends[1] = -sum;
-	ddp_status status = ddp_all_reduce(m->model->comm, NULL, ends, 2, DDP_I64, DDP_MIN);
-	return status != DDP_OK || ends[0] == -ends[1] ? status
+	ddp_status status = ddp_comm_same(m->model->comm, sum, &same);
+	return status != DDP_OK || same ? status
 		: ddp_fail(DDP_ERR_STATE, "ranks that join cut the optimizer's state into other shards than the ranks that stayed");
 }
 
