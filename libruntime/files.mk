@@ -151,6 +151,7 @@ params_sources = \
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
 	libruntime/reduce/arena.c \
+	libruntime/reduce/buddies.c libruntime/reduce/buddies.h \
 	libruntime/reduce/buddy.c libruntime/reduce/buddy.h \
 	libruntime/reduce/buffers.c \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
@@ -182,6 +183,7 @@ reduce_sources = \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/tensors.c libruntime/reduce/tensors.h \
 	libruntime/reduce/timeline.c \
+	libruntime/reduce/undo.c libruntime/reduce/undo.h \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h \
 	libruntime/reduce/uses.c
 

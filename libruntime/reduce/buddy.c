@@ -8,8 +8,10 @@
 #include "comm/agree.h"
 #include "comm/p2p/match.h"
 #include "comm/request.h"
+#include "reduce/buddies.h"
 #include "reduce/model_state.h"
 #include "reduce/outbox.h"
+#include "reduce/undo.h"
 
 /* AT_ONCE is 64 MiB, as each broadcast has a deadline of its own. */
 enum { AT_ONCE = 1 << 24, PARTS = 1 + DDP_OPTIM_STATES_MAX };
@@ -31,62 +33,16 @@ typedef struct ward {
 typedef struct ddp_buddy {
 	int *buddies;    /* [ranks] */
 	int *holders;    /* [ranks]: see ddp_buddy_holders() */
-	ward *wards;
+	ward *wards;     /* none if ranks share memory */
 	int ward_count;
 	int64_t count;   /* elements that this rank owns */
-	copy undo;       /* these elements as they were before the update of a step: where the model is */
-	int64_t *undone; /* [units]: that step; 0: `undo` does not have the unit */
+	ddp_undo undo;
+	void **states;   /* [ranks][states]: where this process has those of all ranks, which share memory; NULL: they do not */
 	ddp_outbox outbox;
 	int64_t sent;    /* the step whose copy was sent last; -1: none that counts */
 	bool under_way;
 	bool read;       /* and a device copies parameters of the wards, too */
 } ddp_buddy;
-
-/* ---- who is whose buddy ------------------------------------------------------------------ */
-
-/* Ranks of `node` follow in order[from ..]. Returns where the next node's begin. */
-static int append(const int *nodes, int ranks, int node, int *order, int from)
-{
-	for (int r = 0; r < ranks; r++) {
-		if (nodes[r] == node)
-			order[from++] = r;
-	}
-	return from;
-}
-
-/* order[ranks] becomes the ranks of one node after the other, the largest node first. Returns that node's number of ranks. */
-static int order_ranks(const int *nodes, int ranks, int *order)
-{
-	int most = 0, largest = 0, end;
-
-	for (int node = 0, at = 0; at < ranks; node++) {
-		end = append(nodes, ranks, node, order, at);
-		if (end - at > most) {
-			most = end - at;
-			largest = node;
-		}
-		at = end;
-	}
-	end = append(nodes, ranks, largest, order, 0);
-	for (int node = 0; end < ranks; node++) {
-		if (node != largest)
-			end = append(nodes, ranks, node, order, end);
-	}
-	return most;
-}
-
-void ddp_buddy_choose(const int *nodes, int ranks, int *order, int *buddies)
-{
-	const int most = order_ranks(nodes, ranks, order);
-
-	/* So many places further is another node, and each rank has one ward, if others have as many ranks as the largest. */
-	for (int at = 0; at < ranks; at++) {
-		int to = most == ranks ? (at + 1) % ranks : (at + most) % ranks;
-		if (most < ranks && 2 * most > ranks)
-			to = at < most ? most + at % (ranks - most) : at - most;
-		buddies[order[at]] = order[to];
-	}
-}
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -130,22 +86,52 @@ static bool make_ward(const ddp_model *model, int rank, ward *made)
 	       make_copy(model, made->count, ddp_place_alloc_host, &made->copies[1]);
 }
 
+bool ddp_buddy_shares(const ddp_model *model)
+{
+	const ddp_model_options *options = &model->settings.options;
+
+	/* Parameters that arrive late may never come from a rank that has died. */
+	return options->buddy && !options->late_gather && model->place.device == NULL && ddp_comm_nodes(model->comm) == 1;
+}
+
+/* Where all ranks have what an update changes. */
+static ddp_status share(const ddp_model *model, ddp_buddy *b)
+{
+	const int ranks = model->units.ranks;
+	const size_t bytes = (size_t)model->units.most * sizeof(float);
+	void **states = calloc((size_t)ranks * DDP_OPTIM_STATES_MAX, sizeof(*states)), **copies = calloc((size_t)ranks, sizeof(*copies));
+	ddp_status status = states != NULL && copies != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d addresses", ranks);
+
+	b->states = states;
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+		status = ddp_comm_copies(model->comm, model->optim.state[i], bytes, copies);
+		for (int r = 0; r < ranks && status == DDP_OK; r++)
+			states[r * DDP_OPTIM_STATES_MAX + i] = copies[r];
+	}
+	free(copies);
+	return status;
+}
+
+/* This can fail on this rank alone. */
 static ddp_status make(const ddp_model *model, ddp_buddy *b)
 {
 	const int ranks = model->units.ranks;
 	bool complete;
 
 	b->count = owned_by(&model->units, model->units.rank);
-	b->undone = calloc((size_t)model->units.count, sizeof(*b->undone));
+	if (ddp_buddy_shares(model))
+		return share(model, b);
 	b->wards = calloc((size_t)ranks, sizeof(*b->wards));
-	complete = b->undone != NULL && b->wards != NULL && make_copy(model, b->count, ddp_place_alloc, &b->undo);
+	complete = b->wards != NULL;
 	for (int r = 0; r < ranks && complete; r++) {
 		if (b->buddies[r] == model->units.rank)
 			complete = make_ward(model, r, &b->wards[b->ward_count++]);
 	}
 	if (!complete)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of another rank's optimizer state");
-	return ddp_outbox_open(model->comm, &model->place, &model->optim, b->buddies[model->units.rank], b->count, &b->outbox);
+	const ddp_status status = ddp_outbox_open(model->comm, &model->place, &model->optim, b->buddies[model->units.rank], b->count,
+	                                          &b->outbox);
+	return status == DDP_OK ? ddp_undo_open(model, model->units.most, false, &b->undo) : status;
 }
 
 ddp_status ddp_buddy_open(ddp_model *model)
@@ -170,6 +156,8 @@ ddp_status ddp_buddy_open(ddp_model *model)
 		ddp_buddy_choose(nodes, ranks, nodes + ranks, made->buddies);
 		status = ddp_comm_agree(comm, make(model, made), what);
 	}
+	if (status == DDP_OK && made->states != NULL)
+		status = ddp_undo_open(model, model->units.most, true, &made->undo);
 	free(nodes);
 	if (status == DDP_OK)
 		made->sent = -1;
@@ -183,7 +171,7 @@ void ddp_buddy_bytes(const ddp_model *model, size_t *sent, size_t *kept)
 	const size_t states = (size_t)model->optim.state_count, parts = states + 1;
 	const ddp_buddy *b = model->buddy;
 
-	*sent = (size_t)b->count * states * sizeof(float);
+	*sent = b->states == NULL ? (size_t)b->count * states * sizeof(float) : 0;
 	*kept = (size_t)b->count * parts * sizeof(float) + (model->place.device != NULL ? *sent : 0);
 	for (int w = 0; w < b->ward_count; w++)
 		*kept += 2 * (size_t)b->wards[w].count * parts * sizeof(float);
@@ -259,7 +247,7 @@ static ddp_status issue_transfer(ddp_model *model)
 	ddp_operation message = { .kind = DDP_RECV, .type = DDP_F32, .tag = ddp_match_own_tag(DDP_BUDDY_NUMBER) };
 	ddp_status status = end_transfer(model, false);
 
-	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+	for (int i = 0; i < model->optim.state_count && b->states == NULL && status == DDP_OK; i++) {
 		for (int w = 0; w < b->ward_count && status == DDP_OK; w++) {
 			message.root = b->wards[w].rank;
 			message.recv = b->wards[w].copies[1].values[1 + i];
@@ -267,7 +255,7 @@ static ddp_status issue_transfer(ddp_model *model)
 			status = ddp_comm_issue_own(model->comm, &message, &b->wards[w].requests[i]);
 		}
 	}
-	return status == DDP_OK ? ddp_outbox_send(&b->outbox) : status;
+	return status == DDP_OK && b->states == NULL ? ddp_outbox_send(&b->outbox) : status;
 }
 
 /* This rank's failure is that of all, who wait for its messages. */
@@ -333,8 +321,7 @@ void ddp_buddy_forget(ddp_model *model, int64_t steps)
 	b->under_way = b->read = false;
 	for (int w = 0; w < b->ward_count; w++)
 		b->wards[w].copies[0].step = b->wards[w].copies[1].step = -1;
-	for (int u = 0; u < model->units.count; u++)
-		b->undone[u] = 0;
+	ddp_undo_forget(model, &b->undo);
 }
 
 void ddp_buddy_close(ddp_model *model)
@@ -350,10 +337,10 @@ void ddp_buddy_close(ddp_model *model)
 		free_copy(&model->place, ddp_place_free_host, &b->wards[w].copies[0]);
 		free_copy(&model->place, ddp_place_free_host, &b->wards[w].copies[1]);
 	}
-	free_copy(&model->place, ddp_place_free, &b->undo);
+	ddp_undo_close(model, &b->undo);
 	ddp_outbox_close(&b->outbox);
+	free(b->states);
 	free(b->wards);
-	free(b->undone);
 	free(b->buddies);
 	free(b);
 	model->buddy = NULL;
@@ -361,40 +348,30 @@ void ddp_buddy_close(ddp_model *model)
 
 /* ---- around an update -------------------------------------------------------------------------- */
 
-/* A failure is the device's, and known to the next who uses it. */
-static void copy_slice(const ddp_model *model, float *to, const float *from, int64_t count)
+void ddp_buddy_keep(void *keeper, int64_t begin, int64_t end, int64_t at)
 {
-	(void)ddp_place_copy(&model->place, to, from, (size_t)count * sizeof(*to));
+	const ddp_model *model = keeper;
+
+	ddp_undo_keep(model, &model->buddy->undo, model->steps + 1, begin, end, at);
 }
 
-void ddp_buddy_keep(ddp_model *model, int u, int64_t kept, int64_t step)
+/* Another rank's parameters are those in this rank's arena. */
+static void undo_rank(const ddp_model *model, int rank, int64_t step)
 {
-	ddp_buddy *b = model->buddy;
-	int64_t begin, end;
+	const ddp_buddy *b = model->buddy;
+	void *arena = model->params, *own[DDP_OPTIM_STATES_MAX];
 
-	if (b == NULL)
-		return;
-	ddp_unit_slice(&model->units, &model->units.list[u], model->units.rank, &begin, &end);
-	copy_slice(model, b->undo.values[0] + kept, model->params + begin, end - begin);
-	for (int i = 0; i < model->optim.state_count; i++)
-		copy_slice(model, b->undo.values[1 + i] + kept, model->optim.state[i] + kept, end - begin);
-	b->undone[u] = step;
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
+		own[i] = model->optim.state[i];
+	ddp_undo_rank(model, &b->undo, rank, step, &arena, 1,
+	              rank == model->units.rank ? own : b->states + rank * DDP_OPTIM_STATES_MAX);
 }
 
 void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead)
 {
-	const ddp_buddy *b = model->buddy;
-	int64_t begin, end, kept = 0;
-
 	(void)dead;
-	for (int u = 0; u < model->units.count && b != NULL; u++, kept += end - begin) {
-		ddp_unit_slice(&model->units, &model->units.list[u], model->units.rank, &begin, &end);
-		if (b->undone[u] != step)
-			continue;
-		copy_slice(model, model->params + begin, b->undo.values[0] + kept, end - begin);
-		for (int i = 0; i < model->optim.state_count; i++)
-			copy_slice(model, model->optim.state[i] + kept, b->undo.values[1 + i] + kept, end - begin);
-	}
+	if (model->buddy != NULL)
+		undo_rank(model, model->units.rank, step);
 }
 
 /* ---- after a failure ----------------------------------------------------------------------------- */
@@ -446,13 +423,23 @@ static ddp_status check_fitted(const ddp_comm *left, const ddp_survivor *all)
 	return DDP_OK;
 }
 
-/* The owner of a shard is lost, and its buddy is to have a copy of it. *least becomes the step of that copy, if it is
-   less. */
+/* The first rank that has ended that step, so that it has all parameters. */
+static int rank_at(const ddp_comm *left, const ddp_survivor *all, int64_t steps)
+{
+	for (int r = 0; r < ddp_comm_size(left); r++) {
+		if (all[r].whole != 0 && all[r].steps == steps)
+			return r;
+	}
+	return -1;
+}
+
+/* The owner of a shard is lost, and its buddy is to have a copy of it, or all ranks reach the shard. *least becomes the
+   step of that copy, if it is less. */
 static ddp_status find_copy(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int rank,
                             int64_t steps, int64_t *least)
 {
 	const ddp_buddy *b = model->buddy;
-	const int holder = rank_left(model, left, all, b->buddies[rank]);
+	const int holder = b->states != NULL ? rank_at(left, all, steps) : rank_left(model, left, all, b->buddies[rank]);
 
 	b->holders[rank] = holder;
 	if (holder < 0)
@@ -494,7 +481,19 @@ typedef struct move {
 	float *values;            /* [shards->most], of the host: a part of a shard */
 } move;
 
-/* This rank has the shard of `rank`, or its copy, and reads part `part` of it. */
+/* No rank writes any more where the lost rank had its shard. */
+static ddp_status read_shared(const move *m, int rank, int part, size_t bytes)
+{
+	const ddp_model *former = m->former;
+
+	undo_rank(former, rank, former->steps + 1);
+	if (part == 0)
+		return read_params(former, rank, m->values);
+	memcpy(m->values, former->buddy->states[rank * DDP_OPTIM_STATES_MAX + part - 1], bytes);
+	return DDP_OK;
+}
+
+/* This rank has the shard of `rank`, or its copy, or reaches it, and reads part `part` of it. */
 static ddp_status read_part(const move *m, int rank, int part, int64_t count)
 {
 	const ddp_model *former = m->former;
@@ -507,6 +506,8 @@ static ddp_status read_part(const move *m, int rank, int part, int64_t count)
 		const ddp_status status = read_params(former, rank, m->values);
 		return status == DDP_OK ? ddp_outbox_rest(&b->outbox) : status;
 	}
+	if (b->states != NULL)
+		return read_shared(m, rank, part, bytes);
 	for (int i = 0; i < b->ward_count; i++) {
 		const ward *w = &b->wards[i];
 		if (w->rank == rank)
@@ -554,14 +555,13 @@ static ddp_status pass_on(const move *m, int rank, float *values, int64_t count)
 /* A newcomer takes its own cut of the arenas for the one that the other ranks had. */
 static ddp_status check_same_cut(const move *m)
 {
-	int64_t sum = m->shards->ranks, ends[2];
+	int64_t sum = m->shards->ranks;
+	bool same;
 
 	for (int u = 0; u < m->shards->count; u++)
 		sum = (sum * 1000003 + m->shards->list[u].end) & INT64_MAX >> 21;
-	ends[0] = sum;
-	ends[1] = -sum;
-	ddp_status status = ddp_all_reduce(m->model->comm, NULL, ends, 2, DDP_I64, DDP_MIN);
-	return status != DDP_OK || ends[0] == -ends[1] ? status
+	ddp_status status = ddp_comm_same(m->model->comm, sum, &same);
+	return status != DDP_OK || same ? status
 		: ddp_fail(DDP_ERR_STATE, "ranks that join cut the optimizer's state into other shards than the ranks that stayed");
 }
 

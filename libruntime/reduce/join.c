@@ -84,7 +84,6 @@ static ddp_status move_grads(const joining *j, int64_t at, size_t count)
 	ddp_status status = make_pages(j->grads + at, count);
 	if (status != DDP_OK)
 		return status;
-	memset(j->grads + at, 0, count * sizeof(float));
 	/* Otherwise all go at the end. */
 	(void)madvise(former->data + at, count * sizeof(float) / page * page, former->own ? MADV_DONTNEED : MADV_REMOVE);
 	return DDP_OK;

@@ -323,6 +323,7 @@ static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
 		.missed = model->uses.missed,
 		.alone = model->strategy->is_local != NULL && model->strategy->is_local(model),
 		.knows_norm = reduced,
+		.keep = model->buddy != NULL ? ddp_buddy_keep : NULL, .keeper = model,
 	};
 	double squares;
 

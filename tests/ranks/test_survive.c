@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "optim/rule.h"
+#include "reduce/buddies.h"
 #include "reduce/buddy.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
@@ -49,6 +50,8 @@ typedef struct shared {
 	world world;
 	unsigned int dying;      /* bits: ranks that die, */
 	unsigned int lagging;    /* ranks that miss the end of step FATAL, after which those that die do; 0: none */
+	unsigned int unable;     /* ranks that have no memory for the program's state while they recover */
+	bool resume_fails;       /* when the model is fitted to those that are left */
 	unsigned int later;      /* these ranks die 3 steps later; ANYWHERE: `pause` later; */
 	bool evaluates;          /* or, if this is set, when they evaluate step FATAL - 1 */
 	point point;
@@ -121,6 +124,24 @@ ddp_status __wrap_ddp_survival_begin_update(ddp_model *model)
 		usleep(1000);
 	usleep(10000);
 	return ddp_fail(DDP_ERR_PEER, "this rank lags");
+}
+
+ddp_status __real_ddp_model_set_user_state(ddp_model *model, const void *state, size_t bytes);
+ddp_status __wrap_ddp_model_set_user_state(ddp_model *model, const void *state, size_t bytes);
+
+ddp_status __wrap_ddp_model_set_user_state(ddp_model *model, const void *state, size_t bytes)
+{
+	if ((run->unable >> own_rank & 1) != 0 && model->failed)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the state");
+	return __real_ddp_model_set_user_state(model, state, bytes);
+}
+
+ddp_status __real_ddp_level_resume(ddp_model *model, bool learned, bool clears);
+ddp_status __wrap_ddp_level_resume(ddp_model *model, bool learned, bool clears);
+
+ddp_status __wrap_ddp_level_resume(ddp_model *model, bool learned, bool clears)
+{
+	return run->resume_fails ? ddp_fail(DDP_ERR_IO, "the device fails late") : __real_ddp_level_resume(model, learned, clears);
 }
 
 /* What the program keeps with the model: the ranks that have done the last step. */
@@ -370,6 +391,8 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 	}
 	ddp_loader_free(loader);
 	ddp_loader_free(evaluation);
+	/* Whatever has failed, a communicator of those that are left is the model's own. */
+	CHECK(ddp_model_comm(model_of_rank) == comm || model_of_rank->survival->owns_comm);
 	ddp_model_free(model_of_rank);
 	if (queue != NULL)
 		close_device(&context);
@@ -673,12 +696,15 @@ static const world *with_buddies(int i)
    one. */
 TEST(shards_of_some_ranks_survive)
 {
-	static const world two = { "shards of two ranks", 2, NULL, .shard = DDP_SHARD_GRADIENTS, .buddy = true };
+	static const world two = { "shards of two ranks", 2, NULL, .shard = DDP_SHARD_GRADIENTS, .buddy = true, .late = true };
 	static const world there = { "shards of two ranks on devices", 2, NULL, .shard = DDP_SHARD_STATE, .buddy = true,
 		                     .device = true };
 
 	survive(&two, 0x1, UPDATE, 0, false);
 	survive(&there, 0x2, UPDATE, 0, true);
+	/* In shared memory, a rank finds the shards of all others. */
+	survive(with_buddies(2), 0xb, UPDATE, 0, false);
+	survive(with_buddies(2), 0x7, AFTER, 0, true);
 	survive(with_buddies(0), 0x3, UPDATE, 0, false);
 	survive(with_buddies(0), 0xc, BEFORE, 0, false);
 	survive(with_buddies(3), 0x5, AFTER, 0, true);
@@ -717,6 +743,8 @@ TEST(a_shard_and_its_copy_are_lost)
 {
 	for (int i = 0; i < SHARDED; i++) {
 		const world *of = with_buddies(i);
+		if (of->node_of == NULL)
+			continue;
 		memset(run, 0, sizeof(*run));
 		folder_empty(NULL);
 		run->point = i % 2 == 0 ? UPDATE : BEFORE;
@@ -729,6 +757,27 @@ TEST(a_shard_and_its_copy_are_lost)
 				continue;
 			assert_int_equal(run->status[r], DDP_ERR_PEER);
 			assert_non_null(strstr(run->warning[r], "are both lost; go back to the last checkpoint"));
+		}
+	}
+}
+
+/* One rank lacks memory, or all fail when their model is fitted. Nobody goes on. */
+TEST(all_end_if_one_cannot_recover)
+{
+	for (int late = 0; late < 2; late++) {
+		memset(run, 0, sizeof(*run));
+		folder_empty(NULL);
+		run->point = BACKWARD;
+		run->dying = 0x1;
+		run->unable = late ? 0 : 0x2;
+		run->resume_fails = late;
+		run->batch = GLOBAL_BATCH / worlds[1].ranks;
+		run->survives = true;
+		start_run(&worlds[1], worlds[1].node_of, LAST);
+		for (int r = 1; r < worlds[1].ranks; r++) {
+			assert_int_equal(run->status[r], DDP_ERR_PEER);
+			assert_non_null(strstr(run->warning[r], late ? "the device fails late" : r == 1 ? "no memory for the state"
+			                                        : "could not put back its buffers and the program's state"));
 		}
 	}
 }

@@ -137,7 +137,8 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * is one less than before, and on_step of ddp_train() is called again for it. A step that was saved, or that
  * ddp_train() has evaluated, is not done again. A newcomer gets the shard of the rank whose place it takes from the
  * rank that kept the copy, and all make new copies. If a rank and the rank that kept its copy die at once, the ranks
- * cannot go on.
+ * cannot go on. If all ranks are on one node without devices, and late_gather is off, they share the memory of shards
+ * instead, and any of them may die.
  *
  * If two ranks die within the last step and the shrink that follows, one rank may have left for ddp_finalize()
  * with the step complete, while another goes on without it.
