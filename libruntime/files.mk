@@ -117,6 +117,7 @@ comm_sources = \
 	libruntime/comm/hier/store.c libruntime/comm/hier/store.h \
 	libruntime/comm/hier/tree.c libruntime/comm/hier/tree.h \
 	libruntime/comm/hier/tune.c libruntime/comm/hier/tune.h \
+	libruntime/comm/adopt.c libruntime/comm/adopt.h \
 	libruntime/comm/agree.c libruntime/comm/agree.h \
 	libruntime/comm/allocate.c libruntime/comm/allocate.h \
 	libruntime/comm/api.c libruntime/comm/api.h \
@@ -150,6 +151,7 @@ params_sources = \
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
 	libruntime/reduce/arena.c \
+	libruntime/reduce/buddies.c libruntime/reduce/buddies.h \
 	libruntime/reduce/buddy.c libruntime/reduce/buddy.h \
 	libruntime/reduce/buffers.c \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
@@ -162,6 +164,7 @@ reduce_sources = \
 	libruntime/reduce/model_state.c libruntime/reduce/model_state.h \
 	libruntime/reduce/on_device.c \
 	libruntime/reduce/options.c libruntime/reduce/options.h \
+	libruntime/reduce/outbox.c libruntime/reduce/outbox.h \
 	libruntime/reduce/place.c libruntime/reduce/place.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/replan.c libruntime/reduce/replan.h \
@@ -180,6 +183,7 @@ reduce_sources = \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/tensors.c libruntime/reduce/tensors.h \
 	libruntime/reduce/timeline.c \
+	libruntime/reduce/undo.c libruntime/reduce/undo.h \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h \
 	libruntime/reduce/uses.c
 

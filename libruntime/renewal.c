@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/hex.h"
 #include "base/log.h"
+#include "comm/adopt.h"
 #include "watch/page.h"
 #include "watch/watch.h"
 #include "wireup/agreement.h"
@@ -91,6 +92,7 @@ ddp_status ddp_renewal_meet(ddp_context *context)
 		return ddp_error_return(&why);
 	}
 	ddp_comm_set_watch(world, context->watch);
+	ddp_comm_use_device_of(world, context->world);
 	if (wireup->ops->settle != NULL)
 		wireup->ops->settle(wireup);
 	ddp_renewal_forget(context);

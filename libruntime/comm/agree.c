@@ -36,6 +36,15 @@ ddp_status ddp_comm_agree(ddp_comm *comm, ddp_status mine, const char *what)
 	return ddp_error_told(failed, true);
 }
 
+ddp_status ddp_comm_same(ddp_comm *comm, int64_t own, bool *same)
+{
+	int64_t ends[2] = { own, -own };
+
+	ddp_status status = all_reduce(comm, ends, 2, DDP_I64, DDP_MIN);
+	*same = ends[0] == -ends[1];
+	return status;
+}
+
 /* ---- who is wrong -------------------------------------------------------------------------- */
 
 /* A rank's number: how many have it, and the first rank that has another, or `size`. */

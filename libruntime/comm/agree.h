@@ -15,6 +15,9 @@
    `what` ("open a lane"). */
 ddp_status ddp_comm_agree(ddp_comm *comm, ddp_status mine, const char *what);
 
+/* Collective. *same becomes whether all ranks give one number, which is not INT64_MIN. */
+ddp_status ddp_comm_same(ddp_comm *comm, int64_t own, bool *same);
+
 /* Collective, for an error that all ranks give alike: who has not the number, `own` here, that most
    have. *odd and *usual become the numbers of the two. Takes no memory, so that no rank drops out. */
 ddp_status ddp_comm_outlier(ddp_comm *comm, double own, ddp_outlier *outlier, double *odd, double *usual);

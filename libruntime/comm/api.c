@@ -89,13 +89,10 @@ static ddp_status name_other_place(ddp_comm *comm, int64_t place)
 static ddp_status compare_places(ddp_comm *comm, ddp_memory memory, int lane)
 {
 	const int64_t place = (int64_t)memory * DDP_LANES + lane;
-	int64_t extremes[2] = { place, -place };
+	bool same;
 
-	ddp_status status = ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = extremes,
-	                                                          .count = 2, .type = DDP_I64, .op = DDP_MAX });
-	if (status == DDP_OK && (extremes[0] != place || extremes[1] != -place))
-		status = name_other_place(comm, place);
-	return status;
+	ddp_status status = ddp_comm_same(comm, place, &same);
+	return status == DDP_OK && !same ? name_other_place(comm, place) : status;
 }
 
 static ddp_status open_lane(ddp_comm *comm, ddp_memory memory, int lane, ddp_lane *opened)
@@ -355,8 +352,9 @@ ddp_status ddp_comm_free(ddp_comm *comm)
 		return DDP_OK;
 	if (comm->is_world)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_free(): the world communicator belongs to its context");
-	if (atomic_load(&comm->models) > 0)
-		return ddp_fail(DDP_ERR_STATE, "ddp_comm_free(): a model is still trained on the communicator: free the model before");
+	if (atomic_load(&comm->models) + atomic_load(&comm->memories) > 0)
+		return ddp_fail(DDP_ERR_STATE, "ddp_comm_free(): a model is still trained on the communicator, or has a device's memory "
+		                "of it: free the model before");
 	if (ddp_roster_check_owner(comm->roster, "ddp_comm_free()") != DDP_OK || ddp_request_may_wait("ddp_comm_free()") != DDP_OK)
 		return DDP_ERR_STATE;
 	return ddp_comm_close(comm);

@@ -9,9 +9,9 @@
 #include "kernels.h"
 #include "optim/rule.h"
 
-/* The squares are summed just before the update reads the same gradients: a piece of
-   this many elements is still in a core's own cache then. */
-enum { PIECE_ELEMENTS = 32 * 1024 };
+/* The squares are summed just before the update reads the same gradients, and what the update changes is kept just
+   before that, too: a piece is still in a core's own cache then. */
+enum { PIECE_ELEMENTS = DDP_OPTIM_PIECE_ELEMENTS };
 
 static int64_t piece_count(int64_t elements)
 {
@@ -358,11 +358,18 @@ static void apply_tensors(const range *r, int64_t begin, int64_t end)
 	}
 }
 
+static void keep(const range *r, int64_t begin, int64_t end)
+{
+	if (r->update->keep != NULL && !r->optim->rule->whole)
+		r->update->keep(r->update->keeper, begin, end, r->at + (begin - r->begin));
+}
+
 /* Elements [begin, end), of which all are in a core's cache at once. */
 static double apply_piece(const range *r, int64_t begin, int64_t end)
 {
 	double squares = r->update->knows_norm ? 0 : dk_sum_squares(r->grads + (begin - r->begin), end - begin);
 
+	keep(r, begin, end);
 	if (!r->optim->rule->whole)
 		apply_runs(r, begin, end);
 	return squares;
@@ -409,6 +416,7 @@ void ddp_optim_enqueue(ddp_optim *optim, const ddp_update *update, float *params
 {
 	const range all = { optim, update, params, grads, begin, end, at };
 
+	keep(&all, begin, end);
 	if (optim->rule->whole)
 		apply_tensors(&all, begin, end);
 	else

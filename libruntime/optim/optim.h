@@ -9,6 +9,9 @@
 
 enum { DDP_OPTIM_STATES_MAX = 3 };
 
+/* A thread updates so many elements at a time: 128 KiB of each array stay in a core's own cache. */
+enum { DDP_OPTIM_PIECE_ELEMENTS = 32 * 1024 };
+
 /* Where one of the optimizer's states of a parameter is. */
 typedef struct ddp_kept {
 	int64_t offset, count; /* in the state's arena; count 0: there is none */
@@ -46,6 +49,11 @@ typedef struct ddp_update {
 	                        steps does not have. NULL: none */
 	bool alone;          /* no other rank updates tensors for this one */
 	bool knows_norm;     /* nobody wants the sum of squares: ddp_optim_apply() returns 0 */
+	/* If not NULL: called by the thread that is about to update elements [begin, end), with the update's `keeper`. The
+	   range begins a piece (DDP_OPTIM_PIECE_ELEMENTS) of what is updated, and element `at` of the state belongs to
+	   `begin`. Whole tensors are updated without this call. */
+	void (*keep)(void *keeper, int64_t begin, int64_t end, int64_t at);
+	void *keeper;
 } ddp_update;
 
 /* Whether it updates whole tensors, so that a rank needs all of their gradients and state. */

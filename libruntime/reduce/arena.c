@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/pages.h"
+#include "comm/adopt.h"
 #include "comm/agree.h"
 #include "comm/allocate.h"
 
@@ -48,7 +49,7 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
 		made.data = memory;
 	if (status == DDP_OK && place->device != NULL) {
 		made.comm = comm;
-		ddp_comm_keep(comm, 1);
+		ddp_comm_hold(comm, 1);
 	}
 	if (status != DDP_OK) {
 		ddp_arena_close(comm, &made);
@@ -67,7 +68,7 @@ void ddp_arena_close(ddp_comm *comm, ddp_arena *arena)
 	else if (arena->data != NULL && !arena->lent)
 		ddp_mem_free(arena->comm != NULL ? arena->comm : comm, arena->data);
 	if (arena->comm != NULL)
-		ddp_comm_keep(arena->comm, -1);
+		ddp_comm_hold(arena->comm, -1);
 	*arena = (ddp_arena){ 0 };
 }
 
@@ -105,13 +106,26 @@ static ddp_status map_again(ddp_arena *arena, void *shared)
 	return DDP_OK;
 }
 
-/* On a device no model goes on in another world, so the memory is the host's. */
-ddp_status ddp_arena_prepare(ddp_comm *to, const ddp_arena *arena, float **shared)
+static ddp_status adopt(ddp_comm *to, ddp_arena *arena)
+{
+	const ddp_status status = ddp_mem_adopt(to, arena->comm, arena->data);
+
+	if (status != DDP_OK)
+		return status;
+	ddp_comm_hold(arena->comm, -1);
+	ddp_comm_hold(to, 1);
+	arena->comm = to;
+	return DDP_OK;
+}
+
+ddp_status ddp_arena_prepare(ddp_comm *to, ddp_arena *arena, float **shared)
 {
 	void *memory = NULL;
 	ddp_status status = DDP_OK;
 
-	if (arena->data != NULL && !arena->lent && !arena->gives_back)
+	if (arena->comm != NULL)
+		status = adopt(to, arena);
+	else if (arena->data != NULL && !arena->lent && !arena->gives_back)
 		status = ddp_host_alloc_late(to, arena->bytes, &memory);
 	*shared = memory;
 	return status;

@@ -8,12 +8,15 @@
 #include "comm/agree.h"
 #include "comm/p2p/match.h"
 #include "comm/request.h"
+#include "reduce/buddies.h"
 #include "reduce/model_state.h"
+#include "reduce/outbox.h"
+#include "reduce/undo.h"
 
 /* AT_ONCE is 64 MiB, as each broadcast has a deadline of its own. */
 enum { AT_ONCE = 1 << 24, PARTS = 1 + DDP_OPTIM_STATES_MAX };
 
-/* A rank owns these values after `step` steps: parameters, then each state. */
+/* A rank owns these values after `step` steps: parameters, then each state. A ward's are in the host's memory. */
 typedef struct copy {
 	int64_t step; /* -1: it is not whole */
 	float *values[PARTS];
@@ -30,61 +33,16 @@ typedef struct ward {
 typedef struct ddp_buddy {
 	int *buddies;    /* [ranks] */
 	int *holders;    /* [ranks]: see ddp_buddy_holders() */
-	ward *wards;
+	ward *wards;     /* none if ranks share memory */
 	int ward_count;
 	int64_t count;   /* elements that this rank owns */
-	copy undo;       /* these elements as they were before the update of a step */
-	int64_t *undone; /* [units]: that step; 0: `undo` does not have the unit */
-	ddp_request *sends[DDP_OPTIM_STATES_MAX];
+	ddp_undo undo;
+	void **states;   /* [ranks][states]: where this process has those of all ranks, which share memory; NULL: they do not */
+	ddp_outbox outbox;
 	int64_t sent;    /* the step whose copy was sent last; -1: none that counts */
 	bool under_way;
+	bool read;       /* and a device copies parameters of the wards, too */
 } ddp_buddy;
-
-/* ---- who is whose buddy ------------------------------------------------------------------ */
-
-/* Ranks of `node` follow in order[from ..]. Returns where the next node's begin. */
-static int append(const int *nodes, int ranks, int node, int *order, int from)
-{
-	for (int r = 0; r < ranks; r++) {
-		if (nodes[r] == node)
-			order[from++] = r;
-	}
-	return from;
-}
-
-/* order[ranks] becomes the ranks of one node after the other, the largest node first. Returns that node's number of ranks. */
-static int order_ranks(const int *nodes, int ranks, int *order)
-{
-	int most = 0, largest = 0, end;
-
-	for (int node = 0, at = 0; at < ranks; node++) {
-		end = append(nodes, ranks, node, order, at);
-		if (end - at > most) {
-			most = end - at;
-			largest = node;
-		}
-		at = end;
-	}
-	end = append(nodes, ranks, largest, order, 0);
-	for (int node = 0; end < ranks; node++) {
-		if (node != largest)
-			end = append(nodes, ranks, node, order, end);
-	}
-	return most;
-}
-
-void ddp_buddy_choose(const int *nodes, int ranks, int *order, int *buddies)
-{
-	const int most = order_ranks(nodes, ranks, order);
-
-	/* So many places further is another node, and each rank has one ward, if others have as many ranks as the largest. */
-	for (int at = 0; at < ranks; at++) {
-		int to = most == ranks ? (at + 1) % ranks : (at + most) % ranks;
-		if (most < ranks && 2 * most > ranks)
-			to = at < most ? most + at % (ranks - most) : at - most;
-		buddies[order[at]] = order[to];
-	}
-}
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -99,45 +57,81 @@ static int64_t owned_by(const ddp_units *units, int rank)
 	return count;
 }
 
-static bool make_copy(const ddp_model *model, int64_t count, copy *made)
+typedef ddp_status (*alloc)(const ddp_place *place, size_t bytes, void **memory);
+
+static bool make_copy(const ddp_model *model, int64_t count, alloc give, copy *made)
 {
 	bool complete = true;
 
 	made->step = -1;
 	for (int i = 0; i <= model->optim.state_count; i++) {
-		made->values[i] = calloc((size_t)count + 1, sizeof(float));
-		complete = complete && made->values[i] != NULL;
+		void *memory = NULL;
+		complete = complete && give(&model->place, ((size_t)count + 1) * sizeof(float), &memory) == DDP_OK;
+		made->values[i] = memory;
 	}
 	return complete;
 }
 
-static void free_copy(copy *freed)
+static void free_copy(const ddp_place *place, void (*take)(const ddp_place *place, void *memory), copy *freed)
 {
 	for (int i = 0; i < PARTS; i++)
-		free(freed->values[i]);
+		take(place, freed->values[i]);
 }
 
 static bool make_ward(const ddp_model *model, int rank, ward *made)
 {
 	made->rank = rank;
 	made->count = owned_by(&model->units, rank);
-	return make_copy(model, made->count, &made->copies[0]) && make_copy(model, made->count, &made->copies[1]);
+	return make_copy(model, made->count, ddp_place_alloc_host, &made->copies[0]) &&
+	       make_copy(model, made->count, ddp_place_alloc_host, &made->copies[1]);
 }
 
+bool ddp_buddy_shares(const ddp_model *model)
+{
+	const ddp_model_options *options = &model->settings.options;
+
+	/* Parameters that arrive late may never come from a rank that has died. */
+	return options->buddy && !options->late_gather && model->place.device == NULL && ddp_comm_nodes(model->comm) == 1;
+}
+
+/* Where all ranks have what an update changes. */
+static ddp_status share(const ddp_model *model, ddp_buddy *b)
+{
+	const int ranks = model->units.ranks;
+	const size_t bytes = (size_t)model->units.most * sizeof(float);
+	void **states = calloc((size_t)ranks * DDP_OPTIM_STATES_MAX, sizeof(*states)), **copies = calloc((size_t)ranks, sizeof(*copies));
+	ddp_status status = states != NULL && copies != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d addresses", ranks);
+
+	b->states = states;
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+		status = ddp_comm_copies(model->comm, model->optim.state[i], bytes, copies);
+		for (int r = 0; r < ranks && status == DDP_OK; r++)
+			states[r * DDP_OPTIM_STATES_MAX + i] = copies[r];
+	}
+	free(copies);
+	return status;
+}
+
+/* This can fail on this rank alone. */
 static ddp_status make(const ddp_model *model, ddp_buddy *b)
 {
 	const int ranks = model->units.ranks;
 	bool complete;
 
 	b->count = owned_by(&model->units, model->units.rank);
-	b->undone = calloc((size_t)model->units.count, sizeof(*b->undone));
+	if (ddp_buddy_shares(model))
+		return share(model, b);
 	b->wards = calloc((size_t)ranks, sizeof(*b->wards));
-	complete = b->undone != NULL && b->wards != NULL && make_copy(model, b->count, &b->undo);
+	complete = b->wards != NULL;
 	for (int r = 0; r < ranks && complete; r++) {
 		if (b->buddies[r] == model->units.rank)
 			complete = make_ward(model, r, &b->wards[b->ward_count++]);
 	}
-	return complete ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of another rank's optimizer state");
+	if (!complete)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of another rank's optimizer state");
+	const ddp_status status = ddp_outbox_open(model->comm, &model->place, &model->optim, b->buddies[model->units.rank], b->count,
+	                                          &b->outbox);
+	return status == DDP_OK ? ddp_undo_open(model, model->units.most, false, &b->undo) : status;
 }
 
 ddp_status ddp_buddy_open(ddp_model *model)
@@ -162,6 +156,8 @@ ddp_status ddp_buddy_open(ddp_model *model)
 		ddp_buddy_choose(nodes, ranks, nodes + ranks, made->buddies);
 		status = ddp_comm_agree(comm, make(model, made), what);
 	}
+	if (status == DDP_OK && made->states != NULL)
+		status = ddp_undo_open(model, model->units.most, true, &made->undo);
 	free(nodes);
 	if (status == DDP_OK)
 		made->sent = -1;
@@ -175,98 +171,113 @@ void ddp_buddy_bytes(const ddp_model *model, size_t *sent, size_t *kept)
 	const size_t states = (size_t)model->optim.state_count, parts = states + 1;
 	const ddp_buddy *b = model->buddy;
 
-	*sent = (size_t)b->count * states * sizeof(float);
-	*kept = (size_t)b->count * parts * sizeof(float);
+	*sent = b->states == NULL ? (size_t)b->count * states * sizeof(float) : 0;
+	*kept = (size_t)b->count * parts * sizeof(float) + (model->place.device != NULL ? *sent : 0);
 	for (int w = 0; w < b->ward_count; w++)
 		*kept += 2 * (size_t)b->wards[w].count * parts * sizeof(float);
 }
 
 /* ---- between steps --------------------------------------------------------------------------- */
 
-/* `rank`'s slices of the parameters, one behind the other. */
-static void read_params(const ddp_model *model, int rank, float *to)
+/* Copies `rank`'s slices of the parameters, one behind the other, to the host's memory. */
+static ddp_status read_params(const ddp_model *model, int rank, float *to)
 {
+	ddp_outbox *outbox = &model->buddy->outbox;
 	int64_t begin, end;
 
-	for (int u = 0; u < model->units.count; u++) {
+	ddp_status status = ddp_outbox_begin_copies(outbox);
+	for (int u = 0; u < model->units.count && status == DDP_OK; u++) {
 		ddp_unit_slice(&model->units, &model->units.list[u], rank, &begin, &end);
-		memcpy(to, model->params + begin, (size_t)(end - begin) * sizeof(*to));
+		status = ddp_outbox_copy(outbox, to, model->params + begin, (size_t)(end - begin) * sizeof(*to));
 		to += end - begin;
 	}
+	return status == DDP_OK ? ddp_outbox_end_copies(outbox) : status;
 }
 
-static ddp_status end_requests(ddp_request **requests)
+static ddp_status read_wards(ddp_model *model)
 {
+	ddp_buddy *b = model->buddy;
 	ddp_status status = DDP_OK;
 
-	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
-		const ddp_status ended = requests[i] != NULL ? ddp_wait(requests[i]) : DDP_OK;
-		requests[i] = NULL;
-		status = status == DDP_OK ? ended : status;
-	}
+	for (int i = 0; i < b->ward_count && status == DDP_OK; i++)
+		status = read_params(model, b->wards[i].rank, b->wards[i].copies[1].values[0]);
+	b->read = status == DDP_OK;
 	return status;
+}
+
+/* Otherwise the end of the transfer does it. */
+void ddp_buddy_read(ddp_model *model)
+{
+	if (model->buddy != NULL && model->place.device != NULL && model->buddy->under_way && !model->buddy->read)
+		(void)read_wards(model);
+}
+
+ddp_status ddp_buddy_rest(ddp_model *model)
+{
+	return model->buddy != NULL ? ddp_outbox_rest(&model->buddy->outbox) : DDP_OK;
 }
 
 /* `whole`: all parameters of the step are there, so that what has come is a copy. */
 static ddp_status end_transfer(ddp_model *model, bool whole)
 {
 	ddp_buddy *b = model->buddy;
-	ddp_status status = DDP_OK;
+	const bool keeps = whole && b->under_way;
+	const ddp_status read = keeps && !b->read ? read_wards(model) : DDP_OK;
+	const ddp_status went = ddp_outbox_end(&b->outbox);
+	ddp_status status = read == DDP_OK ? went : read;
 
 	for (int i = 0; i < b->ward_count; i++) {
 		ward *w = &b->wards[i];
-		const ddp_status came = end_requests(w->requests);
+		const ddp_status came = ddp_outbox_end_requests(w->requests);
 		status = status == DDP_OK ? came : status;
-		if (came != DDP_OK || !whole || !b->under_way)
+		if (came != DDP_OK || read != DDP_OK || !keeps)
 			continue;
 		copy newer = w->copies[1];
-		read_params(model, w->rank, newer.values[0]);
 		newer.step = b->sent;
 		w->copies[1] = w->copies[0];
 		w->copies[0] = newer;
 	}
-	const ddp_status went = end_requests(b->sends);
-	b->under_way = false;
-	return status == DDP_OK ? went : status;
+	b->under_way = b->read = false;
+	return status;
 }
 
 static ddp_status issue_transfer(ddp_model *model)
 {
 	ddp_buddy *b = model->buddy;
-	ddp_operation message = { .type = DDP_F32, .tag = ddp_match_own_tag(DDP_BUDDY_NUMBER) };
+	ddp_operation message = { .kind = DDP_RECV, .type = DDP_F32, .tag = ddp_match_own_tag(DDP_BUDDY_NUMBER) };
 	ddp_status status = end_transfer(model, false);
 
-	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
-		message.kind = DDP_RECV;
+	for (int i = 0; i < model->optim.state_count && b->states == NULL && status == DDP_OK; i++) {
 		for (int w = 0; w < b->ward_count && status == DDP_OK; w++) {
 			message.root = b->wards[w].rank;
 			message.recv = b->wards[w].copies[1].values[1 + i];
 			message.count = (size_t)b->wards[w].count;
 			status = ddp_comm_issue_own(model->comm, &message, &b->wards[w].requests[i]);
 		}
-		if (status != DDP_OK)
-			return status;
-		const ddp_operation sent = { .kind = DDP_SEND, .type = DDP_F32, .tag = message.tag,
-		                             .root = b->buddies[model->units.rank], .send = model->optim.state[i],
-		                             .count = (size_t)b->count };
-		status = ddp_comm_issue_own(model->comm, &sent, &b->sends[i]);
 	}
-	return status;
+	return status == DDP_OK && b->states == NULL ? ddp_outbox_send(&b->outbox) : status;
 }
 
-/* This rank's failure is that of all: others wait for its messages, and a copy would get later ones in their place. */
+/* This rank's failure is that of all, who wait for its messages. */
+static ddp_status fail_all(const ddp_model *model, ddp_status status)
+{
+	ddp_kept_error why;
+
+	ddp_error_keep(&why, status);
+	(void)ddp_comm_abort(model->comm, why.text);
+	return ddp_error_return(&why);
+}
+
+/* After a failure, a copy would get later messages in the place of lost ones. */
 static ddp_status begin_transfer(ddp_model *model)
 {
 	ddp_buddy *b = model->buddy;
-	ddp_kept_error why;
 
 	for (int w = 0; w < b->ward_count; w++)
 		b->wards[w].copies[1].step = -1;
-	ddp_error_keep(&why, issue_transfer(model));
-	if (why.status != DDP_OK) {
-		(void)ddp_comm_abort(model->comm, why.text);
-		return ddp_error_return(&why);
-	}
+	const ddp_status status = issue_transfer(model);
+	if (status != DDP_OK)
+		return fail_all(model, status);
 	b->sent = model->steps;
 	b->under_way = true;
 	return DDP_OK;
@@ -307,11 +318,10 @@ void ddp_buddy_forget(ddp_model *model, int64_t steps)
 	if (b == NULL)
 		return;
 	b->sent = -1;
-	b->under_way = false;
+	b->under_way = b->read = false;
 	for (int w = 0; w < b->ward_count; w++)
 		b->wards[w].copies[0].step = b->wards[w].copies[1].step = -1;
-	for (int u = 0; u < model->units.count; u++)
-		b->undone[u] = 0;
+	ddp_undo_forget(model, &b->undo);
 }
 
 void ddp_buddy_close(ddp_model *model)
@@ -322,13 +332,15 @@ void ddp_buddy_close(ddp_model *model)
 		return;
 	if (b->wards != NULL)
 		(void)end_transfer(model, false);
+	(void)ddp_place_sync(&model->place);
 	for (int w = 0; w < b->ward_count; w++) {
-		free_copy(&b->wards[w].copies[0]);
-		free_copy(&b->wards[w].copies[1]);
+		free_copy(&model->place, ddp_place_free_host, &b->wards[w].copies[0]);
+		free_copy(&model->place, ddp_place_free_host, &b->wards[w].copies[1]);
 	}
-	free_copy(&b->undo);
+	ddp_undo_close(model, &b->undo);
+	ddp_outbox_close(&b->outbox);
+	free(b->states);
 	free(b->wards);
-	free(b->undone);
 	free(b->buddies);
 	free(b);
 	model->buddy = NULL;
@@ -336,39 +348,30 @@ void ddp_buddy_close(ddp_model *model)
 
 /* ---- around an update -------------------------------------------------------------------------- */
 
-static void copy_slice(float *to, const float *from, int64_t count)
+void ddp_buddy_keep(void *keeper, int64_t begin, int64_t end, int64_t at)
 {
-	memcpy(to, from, (size_t)count * sizeof(*to));
+	const ddp_model *model = keeper;
+
+	ddp_undo_keep(model, &model->buddy->undo, model->steps + 1, begin, end, at);
 }
 
-void ddp_buddy_keep(ddp_model *model, int u, int64_t kept, int64_t step)
+/* Another rank's parameters are those in this rank's arena. */
+static void undo_rank(const ddp_model *model, int rank, int64_t step)
 {
-	ddp_buddy *b = model->buddy;
-	int64_t begin, end;
+	const ddp_buddy *b = model->buddy;
+	void *arena = model->params, *own[DDP_OPTIM_STATES_MAX];
 
-	if (b == NULL)
-		return;
-	ddp_unit_slice(&model->units, &model->units.list[u], model->units.rank, &begin, &end);
-	copy_slice(b->undo.values[0] + kept, model->params + begin, end - begin);
-	for (int i = 0; i < model->optim.state_count; i++)
-		copy_slice(b->undo.values[1 + i] + kept, model->optim.state[i] + kept, end - begin);
-	b->undone[u] = step;
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
+		own[i] = model->optim.state[i];
+	ddp_undo_rank(model, &b->undo, rank, step, &arena, 1,
+	              rank == model->units.rank ? own : b->states + rank * DDP_OPTIM_STATES_MAX);
 }
 
 void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead)
 {
-	const ddp_buddy *b = model->buddy;
-	int64_t begin, end, kept = 0;
-
 	(void)dead;
-	for (int u = 0; u < model->units.count && b != NULL; u++, kept += end - begin) {
-		ddp_unit_slice(&model->units, &model->units.list[u], model->units.rank, &begin, &end);
-		if (b->undone[u] != step)
-			continue;
-		copy_slice(model->params + begin, b->undo.values[0] + kept, end - begin);
-		for (int i = 0; i < model->optim.state_count; i++)
-			copy_slice(model->optim.state[i] + kept, b->undo.values[1 + i] + kept, end - begin);
-	}
+	if (model->buddy != NULL)
+		undo_rank(model, model->units.rank, step);
 }
 
 /* ---- after a failure ----------------------------------------------------------------------------- */
@@ -420,13 +423,23 @@ static ddp_status check_fitted(const ddp_comm *left, const ddp_survivor *all)
 	return DDP_OK;
 }
 
-/* The owner of a shard is lost, and its buddy is to have a copy of it. *least becomes the step of that copy, if it is
-   less. */
+/* The first rank that has ended that step, so that it has all parameters. */
+static int rank_at(const ddp_comm *left, const ddp_survivor *all, int64_t steps)
+{
+	for (int r = 0; r < ddp_comm_size(left); r++) {
+		if (all[r].whole != 0 && all[r].steps == steps)
+			return r;
+	}
+	return -1;
+}
+
+/* The owner of a shard is lost, and its buddy is to have a copy of it, or all ranks reach the shard. *least becomes the
+   step of that copy, if it is less. */
 static ddp_status find_copy(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int rank,
                             int64_t steps, int64_t *least)
 {
 	const ddp_buddy *b = model->buddy;
-	const int holder = rank_left(model, left, all, b->buddies[rank]);
+	const int holder = b->states != NULL ? rank_at(left, all, steps) : rank_left(model, left, all, b->buddies[rank]);
 
 	b->holders[rank] = holder;
 	if (holder < 0)
@@ -465,24 +478,42 @@ typedef struct move {
 	const ddp_units *shards;  /* of the former ranks */
 	const int *holders;
 	bool same;                /* each rank is to have the shard that the former rank of its number had */
-	float *values;            /* [shards->most]: a part of a shard */
+	float *values;            /* [shards->most], of the host: a part of a shard */
 } move;
 
-/* This rank has the shard of `rank`, or its copy, and reads part `part` of it. */
-static void read_part(const move *m, int rank, int part, int64_t count)
+/* No rank writes any more where the lost rank had its shard. */
+static ddp_status read_shared(const move *m, int rank, int part, size_t bytes)
+{
+	const ddp_model *former = m->former;
+
+	undo_rank(former, rank, former->steps + 1);
+	if (part == 0)
+		return read_params(former, rank, m->values);
+	memcpy(m->values, former->buddy->states[rank * DDP_OPTIM_STATES_MAX + part - 1], bytes);
+	return DDP_OK;
+}
+
+/* This rank has the shard of `rank`, or its copy, or reaches it, and reads part `part` of it. */
+static ddp_status read_part(const move *m, int rank, int part, int64_t count)
 {
 	const ddp_model *former = m->former;
 	const ddp_buddy *b = former->buddy;
+	const size_t bytes = (size_t)count * sizeof(*m->values);
 
-	if (rank == former->units.rank && part == 0)
-		read_params(former, rank, m->values);
-	else if (rank == former->units.rank)
-		copy_slice(m->values, former->optim.state[part - 1], count);
-	for (int i = 0; i < b->ward_count && rank != former->units.rank; i++) {
+	if (rank == former->units.rank && part > 0)
+		return ddp_place_read(&former->place, m->values, former->optim.state[part - 1], bytes);
+	if (rank == former->units.rank) {
+		const ddp_status status = read_params(former, rank, m->values);
+		return status == DDP_OK ? ddp_outbox_rest(&b->outbox) : status;
+	}
+	if (b->states != NULL)
+		return read_shared(m, rank, part, bytes);
+	for (int i = 0; i < b->ward_count; i++) {
 		const ward *w = &b->wards[i];
 		if (w->rank == rank)
-			copy_slice(m->values, w->copies[w->copies[0].step == former->steps ? 0 : 1].values[part], count);
+			memcpy(m->values, w->copies[w->copies[0].step == former->steps ? 0 : 1].values[part], bytes);
 	}
+	return DDP_OK;
 }
 
 /* This rank takes what it needs of part `part` of the shard of `rank`. */
@@ -495,12 +526,13 @@ static ddp_status write_part(const move *m, int rank, int part)
 
 	for (int u = 0; u < m->shards->count && status == DDP_OK; u++, values += end - begin) {
 		ddp_unit_slice(m->shards, &m->shards->list[u], rank, &begin, &end);
+		const size_t bytes = (size_t)(end - begin) * sizeof(*values);
 		if (part == 0)
-			copy_slice(model->params + begin, values, end - begin);
+			status = ddp_place_write(&model->place, model->params + begin, values, bytes);
 		else if (model->strategy->spreads)
 			status = ddp_units_store(&model->units, &model->place, model->optim.state[part - 1], begin, values, end - begin);
 		else
-			copy_slice(model->optim.state[part - 1] + begin, values, end - begin);
+			status = ddp_place_write(&model->place, model->optim.state[part - 1] + begin, values, bytes);
 	}
 	return status;
 }
@@ -523,14 +555,13 @@ static ddp_status pass_on(const move *m, int rank, float *values, int64_t count)
 /* A newcomer takes its own cut of the arenas for the one that the other ranks had. */
 static ddp_status check_same_cut(const move *m)
 {
-	int64_t sum = m->shards->ranks, ends[2];
+	int64_t sum = m->shards->ranks;
+	bool same;
 
 	for (int u = 0; u < m->shards->count; u++)
 		sum = (sum * 1000003 + m->shards->list[u].end) & INT64_MAX >> 21;
-	ends[0] = sum;
-	ends[1] = -sum;
-	ddp_status status = ddp_all_reduce(m->model->comm, NULL, ends, 2, DDP_I64, DDP_MIN);
-	return status != DDP_OK || ends[0] == -ends[1] ? status
+	ddp_status status = ddp_comm_same(m->model->comm, sum, &same);
+	return status != DDP_OK || same ? status
 		: ddp_fail(DDP_ERR_STATE, "ranks that join cut the optimizer's state into other shards than the ranks that stayed");
 }
 
@@ -542,13 +573,16 @@ static ddp_status hand_over_part(const move *m, int rank, int part)
 	ddp_status status = DDP_OK;
 
 	if (holder == own)
-		read_part(m, rank, part, count);
+		status = read_part(m, rank, part, count);
 	for (int64_t at = 0; at < count && status == DDP_OK; at += AT_ONCE) {
 		const int64_t now = count - at < AT_ONCE ? count - at : AT_ONCE;
 		status = to_one ? pass_on(m, rank, m->values + at, now)
 		                : ddp_broadcast(m->model->comm, m->values + at, (size_t)now, DDP_F32, holder);
 	}
-	return status == DDP_OK && (!to_one || rank == own) ? write_part(m, rank, part) : status;
+	if (status == DDP_OK && (!to_one || rank == own))
+		status = write_part(m, rank, part);
+	/* A device may fail on this rank alone. */
+	return status == DDP_OK ? DDP_OK : fail_all(m->model, status);
 }
 
 ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model, const int *holders)
@@ -557,9 +591,9 @@ ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model, const 
 	           .shards = former->buddy != NULL ? &former->units : &model->units };
 
 	m.same = model->buddy != NULL && m.shards->ranks == model->units.ranks;
-	m.values = malloc(((size_t)m.shards->most + 1) * sizeof(*m.values));
-	ddp_status status = m.values != NULL ? DDP_OK
-	                                     : ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the optimizer's state");
+	void *memory = NULL;
+	ddp_status status = ddp_place_alloc_host(&model->place, ((size_t)m.shards->most + 1) * sizeof(*m.values), &memory);
+	m.values = memory;
 	status = ddp_comm_agree(model->comm, status, "take up the shards of lost ranks");
 	if (status == DDP_OK)
 		status = check_same_cut(&m);
@@ -567,6 +601,6 @@ ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model, const 
 		for (int part = 0; part <= model->optim.state_count && status == DDP_OK; part++)
 			status = hand_over_part(&m, rank, part);
 	}
-	free(m.values);
+	ddp_place_free_host(&model->place, memory);
 	return status;
 }

@@ -7,15 +7,18 @@
    for what it sends and receives before it tells the totals of that next step (step.c). So if any rank has the totals,
    all copies of the step before are whole. Only then ranks update. A rank keeps what the update changes of its own shard,
    and the last two copies of each shard whose buddy it is. So the ranks that are left can all go to the last step that a
-   rank has ended, or, if a rank died before its buddy had all of that step, to the step before. */
+   rank has ended, or, if a rank died before its buddy had all of that step, to the step before.
+
+   If all ranks are on one node, nothing travels: what a rank owns, and what an update changes of it, lie in memory that
+   all ranks share. So a rank that is left reads a dead rank's shard there.
+
+   A device's memory is scarce: it keeps what an update changes, and the host's memory has the copies. */
 #pragma once
 
 #include "reduce/level.h"
 
-/* buddies[ranks] becomes the buddy of each rank. nodes[ranks] are the nodes of ranks, numbered from 0 without gaps;
-   order[ranks] becomes the ranks by nodes. */
-void ddp_buddy_choose(const int *nodes, int ranks, int *order, int *buddies);
-
+/* Whether ranks share the optimizer's state, which is then memory of ddp_mem_alloc(). */
+bool ddp_buddy_shares(const ddp_model *model);
 /* As keep_undo(), undo() and set_steps() of a strategy. Without a buddy copy, the functions below do nothing. */
 ddp_status ddp_buddy_open(ddp_model *model);
 void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead);
@@ -27,12 +30,17 @@ void ddp_buddy_bytes(const ddp_model *model, size_t *sent, size_t *kept);
 
 /* A step has ended: begins to send its state. An error breaks the communicator. */
 void ddp_buddy_send(ddp_model *model);
+/* The step under way has its first bucket, and all parameters of the last one are there: a device begins to copy those
+   that wards own. */
+void ddp_buddy_read(ddp_model *model);
+/* Waits until a device copies nothing, so that parameters and state may be written between two steps. */
+ddp_status ddp_buddy_rest(ddp_model *model);
 /* Waits until this rank has sent and received the copies of the last step. An error breaks the communicator. */
 ddp_status ddp_buddy_settle(ddp_model *model);
 /* If there are no copies yet, or not since a load: makes them, and waits until all are whole. Collective. */
 ddp_status ddp_buddy_renew(ddp_model *model);
-/* Step `step` is about to update this rank's slice of unit `u`, which is at `kept` of what the rank keeps. */
-void ddp_buddy_keep(ddp_model *model, int u, int64_t kept, int64_t step);
+/* As `keep` of ddp_update, for the step under way of the model `keeper`. */
+void ddp_buddy_keep(void *keeper, int64_t begin, int64_t end, int64_t at);
 
 /* After a failure: the last step of which this rank has all copies that it is to have. Ends what is under way. */
 int64_t ddp_buddy_copied(ddp_model *model);

@@ -159,8 +159,9 @@ ddp_status ddp_model_fit(ddp_model *model)
 		status = make_reducer(model);
 	if (status == DDP_OK)
 		status = ddp_squares_open(model);
+	/* A newcomer needs no more than its part, which it gets with the ranks that it joins. */
 	if (status == DDP_OK && model->place.device != NULL)
-		status = ddp_on_device_open(model);
+		status = ddp_on_device_open(model, !strategy_of_all(model)->spreads);
 	return status == DDP_OK && model->strategy->prepare != NULL ? model->strategy->prepare(model) : status;
 }
 
@@ -272,6 +273,7 @@ static void spare_memory(ddp_model *former, const ddp_model *model)
 static void put_back(ddp_model *model, const ddp_model *former)
 {
 	spare_memory(model, former);
+	(void)ddp_place_sync(&model->place);
 	ddp_model_unfit(model);
 	ddp_comm_keep(model->comm, -1);
 	*model = *former;

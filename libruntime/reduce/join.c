@@ -25,7 +25,7 @@ typedef struct joining {
 	int root;
 	bool comes, gives; /* this rank is a newcomer, or the root */
 	bool sharded;      /* ranks have shards, which the root does not reach */
-	float *aside;      /* [AT_ONCE], or as many as are sent: what this rank has already */
+	float *aside;      /* [AT_ONCE], or as many as are sent, where the model is: what this rank has already */
 	int *holders;      /* [ranks]: see ddp_buddy_holders() */
 	float *params, *grads; /* memory of the new world for the arenas; NULL: they stay where they are */
 } joining;
@@ -38,13 +38,23 @@ typedef struct numbers {
 	int64_t user_bytes;
 } numbers;
 
+/* Gives newcomers numbers of the model's memory. */
+static ddp_operation giving(const joining *j, float *values, size_t count)
+{
+	const ddp_place *place = &j->model->place;
+
+	return (ddp_operation){ .kind = DDP_BROADCAST, .type = DDP_F32, .root = j->root, .count = count,
+	                        .recv = j->comes || j->gives ? values : j->aside, .memory = ddp_place_memory(place),
+	                        .stream = place->stream };
+}
+
 static ddp_status give(const joining *j, float *values, int64_t count)
 {
 	ddp_status status = DDP_OK;
 
 	for (int64_t at = 0; at < count && status == DDP_OK; at += AT_ONCE) {
-		const size_t now = (size_t)(count - at < AT_ONCE ? count - at : AT_ONCE);
-		status = ddp_broadcast(j->comm, j->comes || j->gives ? values + at : j->aside, now, DDP_F32, j->root);
+		const ddp_operation sent = giving(j, values + at, (size_t)(count - at < AT_ONCE ? count - at : AT_ONCE));
+		status = ddp_run(j->comm, &sent);
 	}
 	return status;
 }
@@ -74,7 +84,6 @@ static ddp_status move_grads(const joining *j, int64_t at, size_t count)
 	ddp_status status = make_pages(j->grads + at, count);
 	if (status != DDP_OK)
 		return status;
-	memset(j->grads + at, 0, count * sizeof(float));
 	/* Otherwise all go at the end. */
 	(void)madvise(former->data + at, count * sizeof(float) / page * page, former->own ? MADV_DONTNEED : MADV_REMOVE);
 	return DDP_OK;
@@ -106,8 +115,7 @@ static ddp_status give_params(const joining *j)
 		status = move_beside(j, 0, (size_t)first);
 	for (int64_t at = first; at < all && status == DDP_OK; at += AT_ONCE) {
 		const size_t now = (size_t)(all - at < AT_ONCE ? all - at : AT_ONCE);
-		const ddp_operation sent = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = j->root, .count = now,
-		                             .recv = j->comes || j->gives ? j->model->params + at : j->aside };
+		const ddp_operation sent = giving(j, j->model->params + at, now);
 		ddp_request *request;
 		status = ddp_issue(j->comm, &sent, &request);
 		if (status != DDP_OK)
@@ -179,8 +187,9 @@ static ddp_status give_all(const joining *j, int64_t steps)
 	ddp_status status = give_params(j);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK && !j->sharded; i++)
 		status = give_state(j, i);
+	/* The ranks that have stayed have the same. */
 	if (status == DDP_OK)
-		status = give(j, model->uses.missed, model->layout.count);
+		status = ddp_broadcast(j->comm, model->uses.missed, (size_t)model->layout.count, DDP_F32, j->root);
 	if (status == DDP_OK)
 		status = give_numbers(j, steps);
 	if (status != DDP_OK || !j->comes)
@@ -194,22 +203,29 @@ static ddp_status give_all(const joining *j, int64_t steps)
 static ddp_status prepare(joining *j)
 {
 	ddp_model *model = j->model;
-	int64_t most = model->layout.all > model->layout.count ? model->layout.all : model->layout.count;
+	int64_t most = model->layout.all;
+	void *aside = NULL;
 
 	for (int i = 0; i < model->optim.state_count; i++)
 		most = model->optim.state_elements[i] > most ? model->optim.state_elements[i] : most;
-	j->aside = malloc((size_t)(most < AT_ONCE ? most : AT_ONCE) * sizeof(*j->aside));
+	most = most < AT_ONCE ? most : AT_ONCE;
+	ddp_status status = ddp_place_alloc(&model->place, (size_t)most * sizeof(*j->aside), &aside);
+	j->aside = aside;
 	j->holders = calloc((size_t)ddp_comm_size(j->comm), sizeof(*j->holders));
-	if (j->aside == NULL || j->holders == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory to join other ranks");
-	return j->comes ? ddp_survival_make(model) : DDP_OK;
+	if (status == DDP_OK && j->holders == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory to join other ranks");
+	return status == DDP_OK && j->comes ? ddp_survival_make(model) : status;
 }
 
 static ddp_status prepare_arenas(joining *j)
 {
-	ddp_status status = ddp_arena_prepare(j->comm, &j->model->params_memory, &j->params);
+	float *none;
 
-	return status == DDP_OK ? ddp_arena_prepare(j->comm, &j->model->grads_memory, &j->grads) : status;
+	ddp_status status = ddp_arena_prepare(j->comm, &j->model->params_memory, &j->params);
+	if (status == DDP_OK)
+		status = ddp_arena_prepare(j->comm, &j->model->grads_memory, &j->grads);
+	/* On the host each rank has memory of its own for these. */
+	return status == DDP_OK ? ddp_arena_prepare(j->comm, &j->model->rounded_memory, &none) : status;
 }
 
 /* A newcomer gets parameters where they stay. */
@@ -261,7 +277,9 @@ ddp_status ddp_join(ddp_model *model, ddp_comm *comm, const ddp_survivor *all, i
 		status = give_all(&j, all[root].steps);
 	if (status == DDP_OK)
 		status = give_holders(&j);
-	free(j.aside);
+	/* A device may still be clearing it. */
+	(void)ddp_place_sync(&model->place);
+	ddp_place_free(&model->place, j.aside);
 	if (status == DDP_OK)
 		status = move_arenas(&j);
 	if (status == DDP_OK)

@@ -86,13 +86,13 @@ static ddp_status end_alike(ddp_model *model, ddp_comm *left, int root, int64_t 
 ddp_status ddp_level_with(ddp_model *model, ddp_comm *left, const ddp_survivor *all, int root, const bool *dead)
 {
 	const int64_t steps = all[root].steps;
-	ddp_status status = DDP_OK;
+	const bool ended = all[ddp_comm_rank(left)].steps == steps;
 
-	if (all[ddp_comm_rank(left)].steps == steps)
-		ddp_survival_restore(model);
-	if (model->strategy->undo == NULL)
+	ddp_status status = ddp_comm_agree(left, ended ? ddp_survival_restore(model) : DDP_OK,
+	                                   "put back its buffers and the program's state");
+	if (status == DDP_OK && model->strategy->undo == NULL)
 		status = copy_step(model, left, all, root);
-	else
+	else if (status == DDP_OK)
 		model->strategy->undo(model, steps + 1, dead);
 	return status == DDP_OK ? end_alike(model, left, root, steps) : status;
 }

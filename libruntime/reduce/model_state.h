@@ -43,9 +43,9 @@ void ddp_arena_close(ddp_comm *comm, ddp_arena *arena);
 
 /* The ranks of a world, `from`, meet again in another one, `to` (renewal.h), where each node's ranks then share the
    arena, as after ddp_arena_open(). prepare() allocates the new memory, whose pages come when they are first used;
-   *shared NULL: the arena stays. Collective. move() puts that memory in the arena's place; the address that the program
-   knows stays, and the content is the new memory's. Local. */
-ddp_status ddp_arena_prepare(ddp_comm *to, const ddp_arena *arena, float **shared);
+   *shared NULL: the arena stays. A device's memory stays, and is then of the new world. Collective. move() puts the new
+   memory in the arena's place; the address that the program knows stays, and the content is the new memory's. Local. */
+ddp_status ddp_arena_prepare(ddp_comm *to, ddp_arena *arena, float **shared);
 ddp_status ddp_arena_move(ddp_comm *from, float *shared, ddp_arena *arena);
 /* The address that the program knows. */
 float *ddp_arena_home(const ddp_arena *arena);
@@ -89,9 +89,9 @@ typedef struct ddp_results {
 	int looked_at;          /* of these, so many of the first */
 } ddp_results;
 
-/* Allocates a device's memory for this rank's model, and gives the optimizer its part. A model that is fitted to fewer
-   ranks keeps both. DDP_ERR_NOMEM. */
-ddp_status ddp_on_device_open(ddp_model *model);
+/* Allocates a device's memory for this rank's model. `lends`: also for the optimizer's state, which it gets. A model that
+   is fitted to other ranks keeps what it has of both. DDP_ERR_NOMEM. */
+ddp_status ddp_on_device_open(ddp_model *model, bool lends);
 /* No work of the queue may be under way. */
 void ddp_on_device_close(ddp_model *model);
 

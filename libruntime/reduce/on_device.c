@@ -19,6 +19,7 @@ static ddp_status allocate(const ddp_model *model, int64_t elements, float **mem
 	return status;
 }
 
+/* The optimizer may have all of it. */
 static ddp_status lend_state(ddp_model *model)
 {
 	ddp_optim *optim = &model->optim;
@@ -26,10 +27,12 @@ static ddp_status lend_state(ddp_model *model)
 	float *memory;
 
 	for (int i = 0; i < optim->state_count && status == DDP_OK; i++) {
+		if (optim->state[i] != NULL)
+			continue;
 		status = allocate(model, optim->state_elements[i], &memory);
 		ddp_optim_lend(optim, i, memory);
 	}
-	if (status == DDP_OK) {
+	if (status == DDP_OK && optim->work == NULL) {
 		status = allocate(model, optim->work_elements, &memory);
 		ddp_optim_lend_work(optim, memory);
 	}
@@ -47,13 +50,11 @@ static ddp_status no_memory(void)
 	return ddp_fail(DDP_ERR_NOMEM, "no memory for the results of a step");
 }
 
-ddp_status ddp_on_device_open(ddp_model *model)
+static ddp_status make_results(ddp_model *model)
 {
 	const int gradients = model->layout.trained;
 	void *memory;
 
-	if (model->results != NULL)
-		return DDP_OK;
 	ddp_results *made = calloc(1, sizeof(*made));
 	model->results = made;
 	if (made == NULL)
@@ -70,18 +71,27 @@ ddp_status ddp_on_device_open(ddp_model *model)
 	made->loss = memory;
 	made->largest = (float *)(made->loss + 1);
 	model->timeline = ddp_timeline_open(&model->place, model->context->watch);
-	return model->strategy->spreads ? DDP_OK : lend_state(model);
+	return DDP_OK;
+}
+
+ddp_status ddp_on_device_open(ddp_model *model, bool lends)
+{
+	const ddp_status status = model->results == NULL ? make_results(model) : DDP_OK;
+
+	return status == DDP_OK && lends ? lend_state(model) : status;
 }
 
 void ddp_on_device_close(ddp_model *model)
 {
 	ddp_results *results = model->results;
 
-	if (results == NULL)
+	if (model->place.device == NULL)
 		return;
 	for (int i = 0; i < model->optim.state_count && !model->strategy->spreads; i++)
 		ddp_place_free(&model->place, model->optim.state[i]);
 	ddp_place_free(&model->place, model->optim.work);
+	if (results == NULL)
+		return;
 	ddp_place_free(&model->place, results->loss);
 	free(results->loss_here);
 	free(results->slots);

@@ -142,3 +142,17 @@ void ddp_place_free(const ddp_place *place, void *memory)
 	else if (memory != NULL)
 		(void)ddp_device_free(place->device, memory);
 }
+
+ddp_status ddp_place_alloc_host(const ddp_place *place, size_t bytes, void **memory)
+{
+	return place->device != NULL ? ddp_device_host_alloc(place->device, bytes, memory)
+	                             : ddp_place_alloc(place, bytes, memory);
+}
+
+void ddp_place_free_host(const ddp_place *place, void *memory)
+{
+	if (place->device != NULL)
+		(void)ddp_device_host_free(place->device, memory);
+	else
+		free(memory);
+}

@@ -44,3 +44,7 @@ ddp_status ddp_place_clear(const ddp_place *place, void *memory, size_t bytes);
 /* Memory of this rank's own, zeroed in that way. */
 ddp_status ddp_place_alloc(const ddp_place *place, size_t bytes, void **memory);
 void ddp_place_free(const ddp_place *place, void *memory);
+
+/* Memory of the host to which a device copies fast. Not initialised. */
+ddp_status ddp_place_alloc_host(const ddp_place *place, size_t bytes, void **memory);
+void ddp_place_free_host(const ddp_place *place, void *memory);

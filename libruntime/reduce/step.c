@@ -115,6 +115,8 @@ ddp_status ddp_model_drop_step(ddp_model *model)
 	ddp_status status = ddp_reducer_catch_up(&model->reducer);
 	if (status == DDP_OK)
 		status = discard(model);
+	if (status == DDP_OK)
+		status = ddp_buddy_rest(model);
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }
 
@@ -321,6 +323,7 @@ static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
 		.missed = model->uses.missed,
 		.alone = model->strategy->is_local != NULL && model->strategy->is_local(model),
 		.knows_norm = reduced,
+		.keep = model->buddy != NULL ? ddp_buddy_keep : NULL, .keeper = model,
 	};
 	double squares;
 

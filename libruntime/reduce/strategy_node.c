@@ -12,6 +12,7 @@
 #include "comm/ops/kernels.h"
 #include "kernels.h"
 #include "reduce/model_state.h"
+#include "reduce/undo.h"
 
 /* Addresses are those in this process, of the memory of each of the node's ranks. */
 typedef struct node {
@@ -22,16 +23,8 @@ typedef struct node {
 	void **begun;            /* [ranks]: _Atomic int64_t, the last step whose update
 	                            that rank has begun */
 	double *squares;         /* of each of this rank's pieces */
-	void **undo;             /* [ranks]: see struct undo; NULL: nothing is kept */
+	ddp_undo undo;           /* no memory: nothing is kept */
 } node;
-
-/* Here a rank keeps what an update changes of what it owns: first, for each piece, the step in which it was copied;
-   then parameters; then each state. A piece is copied before its step is set, and changed afterwards. */
-typedef struct undo {
-	_Atomic int64_t *copied; /* [pieces] */
-	float *params;
-	float *state[DDP_OPTIM_STATES_MAX];
-} undo;
 
 static node *node_of(const ddp_model *model)
 {
@@ -124,7 +117,7 @@ void ddp_node_strategy_close(ddp_model *model)
 	free(n->params);
 	free(n->grads);
 	free(n->squares);
-	release(comm, n->rank, n->undo);
+	ddp_undo_close(model, &n->undo);
 	ddp_units_free(&n->world);
 	release(comm, n->rank, n->begun);
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
@@ -205,99 +198,26 @@ static void sum_piece(const node *n, const ddp_piece *piece)
 
 /* ---- undo ------------------------------------------------------------------------------ */
 
-/* Elements that a rank of the node owns at most, and pieces, the same numbers on all ranks. */
-static int64_t kept_most(const ddp_model *model)
-{
-	return (int64_t)(kept_bytes(model) / sizeof(float));
-}
-
-static int64_t pieces_most(const ddp_model *model)
-{
-	return ddp_pieces_in(kept_most(model)) + model->units.count;
-}
-
-static undo undo_of(const ddp_model *model, int rank)
-{
-	undo u = { .copied = node_of(model)->undo[rank] };
-
-	u.params = (float *)(u.copied + pieces_most(model));
-	for (int i = 0; i < model->optim.state_count; i++)
-		u.state[i] = u.params + (i + 1) * kept_most(model);
-	return u;
-}
-
 ddp_status ddp_node_strategy_keep_undo(ddp_model *model)
 {
-	node *n = node_of(model);
-	const size_t arenas = 1 + (size_t)model->optim.state_count;
-
-	n->undo = calloc((size_t)n->ranks, sizeof(*n->undo));
-	ddp_status status = n->undo != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d addresses", n->ranks);
-	status = ddp_comm_agree(model->comm, status, "keep what an update changes");
-	if (status == DDP_OK)
-		status = share(model->comm, (size_t)pieces_most(model) * sizeof(int64_t) + arenas * kept_bytes(model), n->undo);
-	if (status != DDP_OK) {
-		free(n->undo);
-		n->undo = NULL;
-	}
-	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "what an update changes");
-}
-
-/* The steps that were copied may come again, from other parameters. */
-static void forget_undo(const ddp_model *model)
-{
-	const node *n = node_of(model);
-
-	for (int64_t i = 0; n->undo != NULL && i < pieces_most(model); i++)
-		atomic_store(&undo_of(model, n->rank).copied[i], 0);
+	return ddp_undo_open(model, (int64_t)(kept_bytes(model) / sizeof(float)), true, &node_of(model)->undo);
 }
 
 void ddp_node_strategy_set_steps(ddp_model *model, int64_t steps)
 {
 	atomic_store(begun_of(node_of(model), node_of(model)->rank), steps);
-	forget_undo(model);
-}
-
-static void keep_piece(const ddp_model *model, const ddp_piece *piece, int64_t step)
-{
-	const undo u = undo_of(model, node_of(model)->rank);
-	const size_t bytes = (size_t)(piece->end - piece->begin) * sizeof(float);
-
-	memcpy(u.params + piece->kept, model->params + piece->begin, bytes);
-	for (int i = 0; i < model->optim.state_count; i++)
-		memcpy(u.state[i] + piece->kept, model->optim.state[i] + piece->kept, bytes);
-	atomic_store(&u.copied[piece - model->units.pieces], step);
-	ddp_full_fence();
-}
-
-/* A piece of what `rank` owns. */
-static void undo_piece(const ddp_model *model, int rank, const ddp_piece *piece)
-{
-	const node *n = node_of(model);
-	const undo u = undo_of(model, rank);
-	const size_t bytes = (size_t)(piece->end - piece->begin) * sizeof(float);
-
-	for (int r = 0; r < n->ranks; r++)
-		memcpy((float *)n->params[r] + piece->begin, u.params + piece->kept, bytes);
-	for (int i = 0; i < model->optim.state_count; i++)
-		memcpy((float *)n->state[i][rank] + piece->kept, u.state[i] + piece->kept, bytes);
+	if (node_of(model)->undo.memory != NULL)
+		ddp_undo_forget(model, &node_of(model)->undo);
 }
 
 static void undo_rank(const ddp_model *model, int rank, int64_t step)
 {
-	const undo u = undo_of(model, rank);
-	int64_t number = 0, begin, end;
-	ddp_piece piece = { 0 };
+	const node *n = node_of(model);
+	void *states[DDP_OPTIM_STATES_MAX];
 
-	for (int i = 0; i < model->units.count; i++) {
-		ddp_unit_slice(&model->units, &model->units.list[i], rank, &begin, &end);
-		for (piece.begin = begin; piece.begin < end; piece.begin = piece.end, number++) {
-			piece.end = end - piece.begin < DDP_PIECE_ELEMENTS ? end : piece.begin + DDP_PIECE_ELEMENTS;
-			if (atomic_load(&u.copied[number]) == step)
-				undo_piece(model, rank, &piece);
-			piece.kept += piece.end - piece.begin;
-		}
-	}
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
+		states[i] = n->state[i][rank];
+	ddp_undo_rank(model, &n->undo, rank, step, n->params, n->ranks, states);
 }
 
 void ddp_node_strategy_undo(ddp_model *model, int64_t step, const bool *dead)
@@ -308,7 +228,7 @@ void ddp_node_strategy_undo(ddp_model *model, int64_t step, const bool *dead)
 	/* One rank of the node does it for the dead. */
 	while (dead[first])
 		first++;
-	for (int r = 0; r < n->ranks && n->undo != NULL; r++) {
+	for (int r = 0; r < n->ranks && n->undo.memory != NULL; r++) {
 		if (r == n->rank || (dead[r] && n->rank == first))
 			undo_rank(model, r, step);
 	}
@@ -322,8 +242,8 @@ static double update_piece(const pass *p, const ddp_piece *piece)
 	const node *n = p->node;
 	float *own = p->model->params + piece->begin;
 
-	if (n->undo != NULL)
-		keep_piece(p->model, piece, p->update->step);
+	if (n->undo.memory != NULL)
+		ddp_undo_keep(p->model, &n->undo, p->update->step, piece->begin, piece->end, piece->kept);
 	double squares = ddp_optim_apply(&p->model->optim, p->update, own,
 	                                 p->model->grads + piece->begin, piece->begin, piece->end,
 	                                 piece->kept);

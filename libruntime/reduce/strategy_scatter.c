@@ -29,6 +29,7 @@ typedef struct scatter {
 	float *state[DDP_OPTIM_STATES_MAX];
 	size_t *counts;  /* [units][ranks]: elements of each rank's slice */
 	int ended;       /* buckets before it have given their gradients back */
+	bool shares;     /* the node's other ranks reach `state` */
 	int *order;      /* [units]: by the first parameter of each, as the program counts them */
 	int arrived, gathered; /* of that order, units from `arrived` to `gathered` are on their way
 	                    to all ranks */
@@ -77,17 +78,35 @@ static void fill_order(const ddp_model *model, bool *placed)
 	}
 }
 
-/* Allocates, where the model is, as many numbers as this rank owns. */
-static ddp_status alloc_shard(const ddp_model *model, float **shard)
+/* As many numbers as a rank owns at most, and never nothing: the same on all ranks. */
+static size_t shard_bytes(const ddp_model *model)
 {
-	const size_t bytes = ((size_t)model->units.most + 1) * sizeof(**shard); /* never nothing */
+	return ((size_t)model->units.most + 1) * sizeof(float);
+}
+
+/* Allocates a shard where the model is. */
+static ddp_status alloc_shard(const ddp_model *model, bool shares, float **shard)
+{
 	void *memory;
 
-	ddp_status status = ddp_place_alloc(&model->place, bytes, &memory);
+	ddp_status status = shares ? ddp_mem_alloc(model->comm, shard_bytes(model), &memory)
+	                           : ddp_place_alloc(&model->place, shard_bytes(model), &memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "a shard of the model");
 	*shard = memory;
 	return DDP_OK;
+}
+
+static ddp_status alloc_states(ddp_model *model)
+{
+	scatter *s = scatter_of(model);
+	ddp_status status = DDP_OK;
+
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+		status = alloc_shard(model, s->shares, &s->state[i]);
+		ddp_optim_lend(&model->optim, i, s->state[i]);
+	}
+	return status;
 }
 
 static ddp_status prepare(ddp_model *model)
@@ -106,12 +125,15 @@ static ddp_status prepare(ddp_model *model)
 	if (!complete)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d units", model->units.count);
 	fill_counts(model);
-	ddp_status status = alloc_shard(model, &s->sums);
-	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
-		status = alloc_shard(model, &s->state[i]);
-		ddp_optim_lend(&model->optim, i, s->state[i]);
-	}
-	return status;
+	s->shares = ddp_buddy_shares(model);
+	ddp_status status = alloc_shard(model, false, &s->sums);
+	return status == DDP_OK && !s->shares ? alloc_states(model) : status;
+}
+
+/* To share memory, ranks meet. */
+static ddp_status open_states(ddp_model *model)
+{
+	return scatter_of(model)->shares ? alloc_states(model) : DDP_OK;
 }
 
 static void close_memory(ddp_model *model)
@@ -121,8 +143,12 @@ static void close_memory(ddp_model *model)
 	if (s == NULL)
 		return;
 	ddp_place_free(&model->place, s->sums);
-	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
-		ddp_place_free(&model->place, s->state[i]);
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
+		if (!s->shares)
+			ddp_place_free(&model->place, s->state[i]);
+		else if (s->state[i] != NULL)
+			ddp_mem_free(model->comm, s->state[i]);
+	}
 	free(s->counts);
 	free(s->order);
 	free(s);
@@ -209,6 +235,8 @@ static ddp_status start(ddp_model *model, int k)
 
 	if (status != DDP_OK)
 		return status;
+	if (k == 0)
+		ddp_buddy_read(model);
 	/* Those that are reduced make room for the gradients to come. */
 	for (s->ended = k > 0 ? s->ended : 0; s->ended < k && is_reduced(model, s->ended); s->ended++) {
 		status = wait(model, s->ended);
@@ -306,7 +334,6 @@ static ddp_status update_units(ddp_model *model, const ddp_update *update, int f
 		const ddp_unit *unit = &model->units.list[u];
 		const int64_t kept = kept_of(model, unit);
 
-		ddp_buddy_keep(model, u, kept, update->step);
 		ddp_unit_slice(&model->units, unit, model->units.rank, &from, &to);
 		ddp_squares_update(model, update, model->params + from, scatter_of(model)->sums + kept, from, to, kept);
 		if (!model->settings.options.late_gather)
@@ -387,7 +414,7 @@ static ddp_status gather_from(ddp_model *model, const float *shard, float *whole
 /* Copies a device's part of it to the host. */
 static ddp_status fetch_shard(const ddp_model *model, int i, float **shard)
 {
-	const size_t bytes = ((size_t)model->units.most + 1) * sizeof(**shard);
+	const size_t bytes = shard_bytes(model);
 
 	*shard = malloc(bytes);
 	if (*shard == NULL)
@@ -411,7 +438,7 @@ static ddp_status gather(ddp_model *model, int i, float *whole)
 
 const ddp_strategy ddp_scatter_strategy = {
 	.name = "scatter", .shard = DDP_SHARD_STATE, .spreads = true, .moves_rows = true,
-	.prepare = prepare, .close = close_memory,
+	.prepare = prepare, .open = open_states, .close = close_memory,
 	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard, .arrive = arrive,
 	.reduce = reduce, .update = update, .gather = gather,
 	.keep_undo = ddp_buddy_open, .undo = ddp_buddy_undo, .set_steps = ddp_buddy_forget,
@@ -420,7 +447,7 @@ const ddp_strategy ddp_scatter_strategy = {
 const ddp_strategy ddp_scatter_gradients_strategy = {
 	.name = "scatter, gradients too", .shard = DDP_SHARD_GRADIENTS, .spreads = true,
 	.moves_rows = true, .gives_back = true,
-	.prepare = prepare, .close = close_memory,
+	.prepare = prepare, .open = open_states, .close = close_memory,
 	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard, .arrive = arrive,
 	.reduce = reduce, .update = update, .gather = gather,
 	.keep_undo = ddp_buddy_open, .undo = ddp_buddy_undo, .set_steps = ddp_buddy_forget,

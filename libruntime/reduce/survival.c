@@ -22,9 +22,6 @@ static ddp_status check_supported(const ddp_model *model)
 {
 	const ddp_strategy *strategy = model->strategy;
 
-	if (model->place.device != NULL && model->context->renewal.possible)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these cannot get the model from a "
-		                "device's memory yet");
 	if (model->context->renewal.possible && model->comm != model->context->world)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these join all ranks, but "
 		                "the model has the option comm");
@@ -36,9 +33,6 @@ static ddp_status check_supported(const ddp_model *model)
 		                "the others meet, because the program gives ddp_init() a store, a wire-up or a job of its own");
 	if (strategy->survives)
 		return DDP_OK;
-	if (strategy->spreads && model->place.device != NULL)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps the only copy of its part of the optimizer's state "
-		                "(option shard) in its device's memory, from which there are no buddy copies yet");
 	if (strategy->spreads && !model->settings.options.buddy)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps the only copy of its part of the optimizer's state "
 		                "(option shard), which is lost with the rank: the model option buddy (or DDP_BUDDY=1) keeps a "
@@ -95,7 +89,10 @@ static ddp_status begin_copies(ddp_model *model)
 	double most[2] = { (double)sent / (1 << 20), (double)kept / (1 << 20) };
 	if (status == DDP_OK)
 		status = ddp_all_reduce(model->comm, most, most, 2, DDP_F64, DDP_MAX);
-	if (status == DDP_OK && ddp_comm_rank(model->comm) == 0)
+	if (status == DDP_OK && ddp_comm_rank(model->comm) == 0 && ddp_buddy_shares(model))
+		ddp_log(DDP_LOG_INFO, "each rank's shard of the optimizer's state lies in memory that all ranks share, as they are "
+		        "on one node: a rank takes up to %.1f MiB of memory more for what an update changes", most[1]);
+	else if (status == DDP_OK && ddp_comm_rank(model->comm) == 0)
 		ddp_log(DDP_LOG_INFO, "each rank's shard of the optimizer's state has a buddy copy on %s: a rank sends up to %.1f MiB "
 		        "after each step, the first time in %.3f s, and takes up to %.1f MiB of memory for this",
 		        ddp_comm_nodes(model->comm) > 1 ? "another node" : "another rank of the same node, as there is no other",
@@ -233,6 +230,7 @@ void ddp_survival_note(ddp_model *model, int64_t epoch, int64_t samples)
 		memcpy(copy, model->user_state, model->user_bytes);
 		now->user_state = copy;
 	}
+	now->user_lost = copy == NULL && model->user_bytes > 0;
 	now->user_bytes = copy != NULL ? model->user_bytes : 0;
 	now->attempts = ddp_survival_attempts(model);
 	now->epoch = epoch;
@@ -245,11 +243,14 @@ int64_t ddp_survival_attempts(const ddp_model *model)
 	return model->steps + model->scaler.skipped;
 }
 
-void ddp_survival_restore(ddp_model *model)
+ddp_status ddp_survival_restore(ddp_model *model)
 {
 	const ddp_moment *now = &model->survival->now;
+	ddp_status status = DDP_OK;
 
+	if (now->user_lost)
+		return ddp_fail(DDP_ERR_NOMEM, "there was no memory for a copy of the program's state");
 	if (now->buffers != NULL)
-		(void)ddp_place_copy(&model->place, model->params + model->layout.buffers, now->buffers, buffer_bytes(model));
-	(void)ddp_model_set_user_state(model, now->user_state, now->user_bytes);
+		status = ddp_place_copy(&model->place, model->params + model->layout.buffers, now->buffers, buffer_bytes(model));
+	return status == DDP_OK ? ddp_model_set_user_state(model, now->user_state, now->user_bytes) : status;
 }

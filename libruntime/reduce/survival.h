@@ -18,6 +18,7 @@ typedef struct ddp_moment {
 	int64_t epoch, samples; /* where its loader was then, */
 	void *user_state;     /* and ddp_model_user_state() */
 	size_t user_bytes;
+	bool user_lost;       /* there was no memory for the copy of it */
 } ddp_moment;
 
 typedef struct ddp_survival {
@@ -52,5 +53,5 @@ int64_t ddp_survival_attempts(const ddp_model *model);
 /* Takes back the last step, if more than `steps` have ended. */
 void ddp_survival_go_back(ddp_model *model, int64_t steps);
 
-/* Buffers and the program's state become what they were when the last step had ended. */
-void ddp_survival_restore(ddp_model *model);
+/* Buffers and the program's state become what they were when the last step had ended. An error is this rank's alone. */
+ddp_status ddp_survival_restore(ddp_model *model);

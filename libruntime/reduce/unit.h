@@ -7,12 +7,13 @@
    owner's memory. */
 #pragma once
 
+#include "optim/optim.h"
 #include "reduce/bucket.h"
 #include "reduce/place.h"
 
 enum {
 	DDP_UNIT_ELEMENTS = 1 << 20,
-	DDP_PIECE_ELEMENTS = 32 * 1024, /* 128 KiB of each arena stay in a core's own cache */
+	DDP_PIECE_ELEMENTS = DDP_OPTIM_PIECE_ELEMENTS,
 };
 
 typedef struct ddp_unit {

@@ -22,6 +22,18 @@
 
 enum { ATTEMPTS = 16 };
 
+/* Keeps the error that the caller returns. */
+static void free_comm(ddp_comm *comm)
+{
+	ddp_kept_error why;
+
+	ddp_error_keep(&why, DDP_ERR_STATE);
+	if (ddp_comm_free(comm) == DDP_OK)
+		return;
+	ddp_log(DDP_LOG_DEBUG, "%s", ddp_last_error());
+	(void)ddp_error_return(&why);
+}
+
 /* Where the next step begins. */
 static void note_place(ddp_model *model, const ddp_loader *loader)
 {
@@ -103,18 +115,30 @@ static ddp_status seek(ddp_loader *loader, const ddp_comm *comm, const ddp_survi
 	return ddp_loader_seek(loader, &to);
 }
 
+/* The model is fitted to a communicator that was made for it. */
+static void own_comm(ddp_model *model, ddp_comm *former)
+{
+	if (model->survival->owns_comm)
+		free_comm(former);
+	model->survival->owns_comm = true;
+}
+
 /* Fits model and loader to those that are left. */
 static ddp_status fit(ddp_model *model, ddp_loader *loader, ddp_comm *left, const ddp_survivor *all, int root,
                       bool learned)
 {
-	const bool same_first = ddp_comm_world_rank(left, 0) == ddp_comm_world_rank(model->comm, 0);
+	ddp_comm *const former = model->comm;
+	const bool same_first = ddp_comm_world_rank(left, 0) == ddp_comm_world_rank(former, 0);
 
 	/* Nobody can tell any more whether a rank 0 that is lost has written its checkpoint. */
 	ddp_model_set_saves(model, same_first && all[0].saves != 0);
 	ddp_status status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
 	if (status == DDP_OK)
 		status = ddp_model_refit(model, left, ddp_buddy_holders(model));
-	return status == DDP_OK ? ddp_level_resume(model, learned, true) : status;
+	if (status != DDP_OK)
+		return status;
+	own_comm(model, former);
+	return ddp_level_resume(model, learned, true);
 }
 
 static bool all_able(const ddp_survivor *all, int ranks)
@@ -183,12 +207,6 @@ static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, 
 	return model->context->renewal.possible ? DDP_OK : fit(model, loader, left, all, root, learned);
 }
 
-static void free_comm(ddp_comm *comm)
-{
-	if (ddp_comm_free(comm) != DDP_OK)
-		ddp_log(DDP_LOG_DEBUG, "%s", ddp_last_error());
-}
-
 /* Forms a communicator of the ranks that are left of `comm`, and fits the model to it. */
 static ddp_status try_once(ddp_model *model, ddp_loader *loader, ddp_comm *comm, int64_t done[DDP_DONE], ddp_comm **left)
 {
@@ -212,31 +230,23 @@ static ddp_status try_once(ddp_model *model, ddp_loader *loader, ddp_comm *comm,
 /* Ranks may die meanwhile: then those that are left of the ranks that were left try again. */
 static ddp_status go_on(ddp_model *model, ddp_loader *loader, int64_t done[DDP_DONE])
 {
-	ddp_comm *const former = model->comm;
-	const bool owned = model->survival->owns_comm;
-	ddp_comm *from = former, *left = NULL;
+	ddp_comm *from = model->comm, *left;
 	ddp_status status = DDP_OK;
 
 	for (int i = 0; i < ATTEMPTS; i++) {
+		const ddp_comm *const of_model = model->comm;
 		status = try_once(model, loader, from, done, &left);
-		if (from != former && left != NULL)
+		if (left == NULL)
+			break;
+		if (from != of_model)
 			free_comm(from);
-		if (left != NULL)
-			from = left;
-		if (status == DDP_OK || left == NULL || !ddp_comm_broken(left))
+		from = left;
+		if (status == DDP_OK || !ddp_comm_broken(left))
 			break;
 	}
-	if (status != DDP_OK || model->context->renewal.possible) {
-		ddp_kept_error why;
-		ddp_error_keep(&why, status);
-		if (from != former)
-			free_comm(from);
-		return ddp_error_return(&why);
-	}
-	if (owned)
-		free_comm(former);
-	model->survival->owns_comm = true;
-	return DDP_OK;
+	if (from != model->comm)
+		free_comm(from);
+	return status;
 }
 
 /* ---- with newcomers --------------------------------------------------------------------- */
@@ -283,10 +293,11 @@ static ddp_status find_step_again(ddp_model *model, const ddp_loader *loader, dd
 		return status;
 	if (model->survival != NULL) {
 		ddp_survival_go_back(model, steps);
-		ddp_survival_restore(model);
 		ddp_buddy_undo(model, steps + 1, NULL);
+		status = ddp_survival_restore(model);
 	}
-	return hear_stayed(model, loader, world, all, done);
+	status = ddp_comm_agree(world, status, "put back its buffers and the program's state");
+	return status == DDP_OK ? hear_stayed(model, loader, world, all, done) : status;
 }
 
 /* A rank that died may have been the only one that could lead others to the last step. */

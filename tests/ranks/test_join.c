@@ -11,8 +11,11 @@
 #include <unistd.h>
 
 #include "comm/core/comm.h"
+#include "device/device.h"
 #include "reduce/model_state.h"
+#include "tests/device/nccl_standin.h"
 #include "tests/support/folder.h"
+#include "tests/support/model_side.h"
 #include "tests/support/options.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/step_ranks.h"
@@ -30,7 +33,7 @@ typedef struct kind {
 	ddp_shard shard;
 	ddp_compression compress;
 	int accumulate;
-	bool scaled, own_loop, buddy, late;
+	bool scaled, own_loop, buddy, late, device;
 } kind;
 
 /* What the ranks and the test share. */
@@ -44,7 +47,8 @@ typedef struct shared {
 } shared;
 
 static shared *run;
-static int own_rank; /* each rank's own */
+static int own_rank; /* these are each rank's own */
+static ddp_device_queue *queue; /* of its device; NULL: the model is the host's */
 
 /* ---- a rank ---------------------------------------------------------------------------- */
 
@@ -71,7 +75,7 @@ static ddp_status batch_of(void *user, ddp_model *model, const ddp_batch *batch,
 		samples[i].input[0] += (float)((random ^ (uint64_t)own_rank << 50) >> 40) / (1 << 24);
 	drawn.data = samples;
 	status = mlp_batch(user, model, &drawn, weight, loss_sum);
-	ddp_model_param_data(model, BUFFER)[0] += (float)*loss_sum;
+	mlp_set_first(model, BUFFER, mlp_first(model, BUFFER) + (float)*loss_sum);
 	return status;
 }
 
@@ -121,7 +125,7 @@ static ddp_status own_loop(ddp_model *model, ddp_loader *loader)
 static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
 {
 	*weight += (double)batch->samples;
-	*loss_sum += (double)batch->samples * (ddp_model_param_data(model, 0)[0] + ddp_model_param_data(model, BUFFER)[0]);
+	*loss_sum += (double)batch->samples * (mlp_first(model, 0) + mlp_first(model, BUFFER));
 	return DDP_OK;
 }
 
@@ -144,12 +148,39 @@ static ddp_status loop(ddp_model *model, ddp_loader *loader, ddp_loader *evaluat
 	return run->of.own_loop ? own_loop(model, loader) : ddp_train(model, loader, batch_of, &options, NULL);
 }
 
+/* The table is large, or one number. */
+static void make_table(float *table)
+{
+	for (int64_t i = 0; i < TABLE_VALUES; i++)
+		table[i] = (float)(i % 1000);
+}
+
+static void write_table(ddp_model *model)
+{
+	static float table[TABLE_VALUES];
+
+	make_table(table);
+	CHECK_OK(ddp_place_write(&model->place, ddp_model_param_data(model, TABLE), table,
+	                         (size_t)ddp_model_param_count(model, TABLE) * sizeof(*table)));
+}
+
+static void check_table(ddp_model *model)
+{
+	static float table[TABLE_VALUES], read[TABLE_VALUES];
+	const size_t bytes = (size_t)ddp_model_param_count(model, TABLE) * sizeof(*read);
+
+	make_table(table);
+	CHECK_OK(ddp_place_read(&model->place, read, ddp_model_param_data(model, TABLE), bytes));
+	CHECK(memcmp(read, table, bytes) == 0);
+}
+
 static ddp_model *model_of(ddp_context *context)
 {
 	ddp_model_options options = {
 		DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.01, .weight_decay = 0.1, .bucket_mb = 1024.0 / (1 << 20),
 		.shard = run->of.shard, .compress = run->of.compress, .buddy = run->of.buddy, .late_gather = run->of.late,
 		.clip_norm = run->of.buddy && !run->of.late ? 0.01 : 0,
+		.memory = queue != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, .stream = queue, .bf16_params = queue != NULL,
 	};
 	ddp_param params[PARAMS];
 	ddp_model *model;
@@ -162,10 +193,10 @@ static ddp_model *model_of(ddp_context *context)
 	params[TABLE] = (ddp_param){ .name = "table", .ndim = 1, .shape = { run->large ? TABLE_VALUES : 1 },
 		                     .kind = DDP_PARAM_FROZEN };
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
-	for (int p = 0; p < MLP_PARAMS && own_rank == 0; p++)
-		mlp_init(p, ddp_model_param_data(model, p), ddp_model_param_count(model, p));
-	for (int64_t i = 0; i < ddp_model_param_count(model, TABLE) && own_rank == 0; i++)
-		ddp_model_param_data(model, TABLE)[i] = (float)(i % 1000);
+	if (own_rank == 0) {
+		mlp_start(model);
+		write_table(model);
+	}
 	CHECK_OK(ddp_model_broadcast_params(model));
 	return model;
 }
@@ -187,18 +218,30 @@ static void look_at(ddp_model *model)
 
 	CHECK(context->renewal.generation == 0 || ddp_world(context)->hier.link.measured ||
 	      ddp_comm_nodes(ddp_world(context)) == 1);
-	for (int64_t i = 0; i < ddp_model_param_count(model, TABLE); i++)
-		CHECK(ddp_model_param_data(model, TABLE)[i] == (float)(i % 1000));
+	check_table(model);
 	if (own_rank != run->of.ranks - 1)
 		return;
 	mlp_pack(model, run->params);
-	run->buffer = ddp_model_param_data(model, BUFFER)[0];
+	run->buffer = mlp_first(model, BUFFER);
 	memcpy(&run->random, ddp_model_user_state(model, &bytes), sizeof(run->random));
+}
+
+static void open_queue(const ddp_context *context)
+{
+	test_nccl_standin()->polls = 1;
+	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &queue));
+}
+
+static void close_queue(ddp_context *context, bool fine)
+{
+	CHECK_OK(ddp_device_queue_free(context->device, queue));
+	if (fine)
+		side_all_freed(context);
 }
 
 static int train_rank(int rank)
 {
-	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000, .device = run->of.device ? "cuda" : NULL };
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	const ddp_loader_options loading = {
 		DDP_LOADER_OPTIONS_FIELDS, .batch_size = GLOBAL_BATCH / run->of.ranks / run->of.accumulate, .seed = SEED,
@@ -211,6 +254,8 @@ static int train_rank(int rank)
 	test_step_die(AT_START, 0);
 	CHECK_OK(ddp_init(&options, &context));
 	know_network(context);
+	if (run->of.device)
+		open_queue(context);
 	ddp_model *model = model_of(context);
 	CHECK_OK(ddp_loader_create(context, &dataset, &loading, &loader));
 	CHECK_OK(ddp_loader_create(context, &dataset, &loading, &evaluation));
@@ -222,6 +267,8 @@ static int train_rank(int rank)
 	ddp_loader_free(loader);
 	ddp_loader_free(evaluation);
 	ddp_model_free(model);
+	if (queue != NULL)
+		close_queue(context, status == DDP_OK);
 	if (status == DDP_OK)
 		CHECK_OK(ddp_finalize(context));
 	else
@@ -243,11 +290,16 @@ static const kind kinds[] = {
 	{ "gradients' shards on a node", 3, NULL, DDP_SHARD_GRADIENTS, DDP_COMPRESS_NONE, 2, .scaled = true, .buddy = true },
 	{ "gradients' shards on two nodes, an own loop", 4, node_by_node, DDP_SHARD_GRADIENTS, DDP_COMPRESS_NONE, 1,
 	  .own_loop = true, .buddy = true, .late = true },
+	{ "a device each, a scaled loss", 3, NULL, DDP_SHARD_NONE, DDP_COMPRESS_NONE, 2, .scaled = true, .device = true },
+	{ "a device each, shards", 4, NULL, DDP_SHARD_STATE, DDP_COMPRESS_NONE, 1, .buddy = true, .device = true },
+	{ "a device each, gradients' shards, an own loop", 3, NULL, DDP_SHARD_GRADIENTS, DDP_COMPRESS_NONE, 1,
+	  .own_loop = true, .buddy = true, .late = true, .device = true },
 	{ "one node, f16, an own loop", 4, NULL, DDP_SHARD_NONE, DDP_COMPRESS_F16, 2, .scaled = true, .own_loop = true },
 };
-/* Of these, each rank keeps the only copy of its shard, except for its buddy: the buddy of rank r is r ^ 2 on two
-   nodes, and r + 1 on one. */
-static const kind *const state_nodes = &kinds[5], *const grads_node = &kinds[7], *const grads_nodes = &kinds[8];
+/* Of these, each rank keeps the only copy of its shard, except for its buddy on two nodes, r ^ 2 of rank r; on one node
+   all ranks share memory. */
+static const kind *const state_nodes = &kinds[5], *const grads_node = &kinds[7], *const grads_nodes = &kinds[8],
+                  *const state_devices = &kinds[10];
 /* EXACT: the first step from a checkpoint has the bits of others, which f16 does not promise. */
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), EXACT = KINDS - 1 };
 
@@ -374,6 +426,8 @@ TEST(shards_come_from_buddies)
 	if (SANITIZER)
 		return;
 	hurt_and_compare(grads_node, false, dies(0, 1, IN_STEP, 2), dies(1, 2, IN_STEP, 4), 2, 0);
+	hurt_and_compare(state_devices, false, dies(0, 1, IN_STEP, 2), dies(1, 2, IN_STEP, 4), 2, 0);
+	hurt_and_compare(grads_node, false, dies(0, 1, IN_STEP, FATAL), dies(1, 1, WAITS, 0), 1, 0);
 	hurt_and_compare(grads_nodes, false, dies(1, 1, IN_STEP, FATAL), dies(1, 2, IN_STEP, FATAL), 2, 0);
 	hurt_and_compare(state_nodes, false, dies(1, 1, IN_STEP, FATAL), dies(2, 1, WAITS, 0), 1, 0);
 }
@@ -392,7 +446,7 @@ TEST(all_start_again_without_a_shard)
 	if (SANITIZER)
 		return;
 	hurt_and_compare(grads_nodes, false, both, nothing, ANY, 1);
-	hurt_and_compare(grads_node, false, dies(0, 1, IN_STEP, FATAL), dies(1, 1, WAITS, 0), 1, 1);
+	hurt_and_compare(state_devices, true, dies(2, 1, IN_STEP, FATAL), dies(2, 2, RECEIVES, 0), 1, 1);
 	/* Who has the copy dies, or neither. */
 	hurt_and_compare(state_nodes, true, dies(3, 1, IN_STEP, FATAL), dies(1, 2, RECEIVES, 0), 1, 1);
 	hurt_and_compare(grads_nodes, true, dies(2, 1, IN_STEP, FATAL), dies(3, 2, MEETS, 0), 1, 1);

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "optim/rule.h"
+#include "reduce/buddies.h"
 #include "reduce/buddy.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
@@ -49,6 +50,8 @@ typedef struct shared {
 	world world;
 	unsigned int dying;      /* bits: ranks that die, */
 	unsigned int lagging;    /* ranks that miss the end of step FATAL, after which those that die do; 0: none */
+	unsigned int unable;     /* ranks that have no memory for the program's state while they recover */
+	bool resume_fails;       /* when the model is fitted to those that are left */
 	unsigned int later;      /* these ranks die 3 steps later; ANYWHERE: `pause` later; */
 	bool evaluates;          /* or, if this is set, when they evaluate step FATAL - 1 */
 	point point;
@@ -121,6 +124,24 @@ ddp_status __wrap_ddp_survival_begin_update(ddp_model *model)
 		usleep(1000);
 	usleep(10000);
 	return ddp_fail(DDP_ERR_PEER, "this rank lags");
+}
+
+ddp_status __real_ddp_model_set_user_state(ddp_model *model, const void *state, size_t bytes);
+ddp_status __wrap_ddp_model_set_user_state(ddp_model *model, const void *state, size_t bytes);
+
+ddp_status __wrap_ddp_model_set_user_state(ddp_model *model, const void *state, size_t bytes)
+{
+	if ((run->unable >> own_rank & 1) != 0 && model->failed)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the state");
+	return __real_ddp_model_set_user_state(model, state, bytes);
+}
+
+ddp_status __real_ddp_level_resume(ddp_model *model, bool learned, bool clears);
+ddp_status __wrap_ddp_level_resume(ddp_model *model, bool learned, bool clears);
+
+ddp_status __wrap_ddp_level_resume(ddp_model *model, bool learned, bool clears)
+{
+	return run->resume_fails ? ddp_fail(DDP_ERR_IO, "the device fails late") : __real_ddp_level_resume(model, learned, clears);
 }
 
 /* What the program keeps with the model: the ranks that have done the last step. */
@@ -199,26 +220,13 @@ static ddp_status after_step(void *user, const ddp_step_stats *stats)
 	return DDP_OK;
 }
 
-static float first_of(const ddp_model *model, int p)
-{
-	float value;
-
-	CHECK_OK(ddp_place_read(&model->place, &value, ddp_model_param_data((ddp_model *)model, p), sizeof(value)));
-	return value;
-}
-
-static void set_first(ddp_model *model, int p, float value)
-{
-	CHECK_OK(ddp_place_write(&model->place, ddp_model_param_data(model, p), &value, sizeof(value)));
-}
-
 static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
 {
 	die_here(EVALUATING);
 	if (run->evaluates && (run->later >> own_rank & 1) != 0 && model->steps + 1 == FATAL && run->survives)
 		kill(getpid(), SIGKILL);
 	*weight += (double)batch->samples;
-	*loss_sum += (double)batch->samples * first_of(model, 0);
+	*loss_sum += (double)batch->samples * mlp_first(model, 0);
 	return DDP_OK;
 }
 
@@ -233,7 +241,7 @@ static ddp_status evaluated(void *user, int64_t step, double loss, double weight
 static void change(ddp_model *model)
 {
 	for (int p = 0; p <= BUFFER && own_rank == 0; p += BUFFER)
-		set_first(model, p, first_of(model, p) + 1);
+		mlp_set_first(model, p, mlp_first(model, p) + 1);
 	CHECK_OK(ddp_model_broadcast_params(model));
 }
 
@@ -308,17 +316,13 @@ static ddp_model *model_made(ddp_context *context)
 		.memory = queue != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, .stream = queue,
 	};
 	ddp_param params[MLP_PARAMS + 1];
-	float values[MLP_ELEMENTS];
 	ddp_model *model;
 
 	memcpy(params, mlp_params, sizeof(mlp_params));
 	params[BUFFER] = (ddp_param){ .name = "mean", .ndim = 1, .shape = { 1 }, .kind = DDP_BUFFER_MEAN };
 	CHECK_OK(ddp_model_create(context, params, MLP_PARAMS + 1, &options, &model));
-	for (int p = 0; p < MLP_PARAMS && own_rank == 0; p++) {
-		const int64_t count = ddp_model_param_count(model, p);
-		mlp_init(p, values, count);
-		CHECK_OK(ddp_place_write(&model->place, ddp_model_param_data(model, p), values, (size_t)count * sizeof(*values)));
-	}
+	if (own_rank == 0)
+		mlp_start(model);
 	CHECK_OK(ddp_model_broadcast_params(model));
 	for (int p = 0; p < MLP_PARAMS; p++)
 		CHECK_OK(ddp_model_set_grad_hook(model, p, gradient_of, NULL));
@@ -383,10 +387,12 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 		CHECK_OK(ddp_checkpoint_save(model_of_rank, loader, test_folder, 3));
 	if (ddp_comm_rank(ddp_model_comm(model_of_rank)) == 0) {
 		mlp_pack(model_of_rank, run->params);
-		run->buffer = first_of(model_of_rank, BUFFER);
+		run->buffer = mlp_first(model_of_rank, BUFFER);
 	}
 	ddp_loader_free(loader);
 	ddp_loader_free(evaluation);
+	/* Whatever has failed, a communicator of those that are left is the model's own. */
+	CHECK(ddp_model_comm(model_of_rank) == comm || model_of_rank->survival->owns_comm);
 	ddp_model_free(model_of_rank);
 	if (queue != NULL)
 		close_device(&context);
@@ -590,7 +596,8 @@ static void survive_as(const world *of)
 	print_message("# %s: ranks %#x, %#x die (%d, %u us): %lld steps with all\n", of->name, run->dying, run->later,
 	              (int)run->point, (unsigned int)run->delay, (long long)last);
 	/* If the copy of a step was not whole, the step is taken back. From FORWARD to UPDATE, it is whole. */
-	const bool incomplete = of->buddy && (run->point == AFTER || run->point == EVALUATING);
+	const bool at_end = run->point == AFTER || run->point == EVALUATING || (of->device && run->point == BEFORE);
+	const bool incomplete = of->buddy && at_end;
 	assert_true(run->point == ANYWHERE || last == FATAL - 1 || last == FATAL || (incomplete && last == FATAL - 2));
 	for (int64_t step = 1; step <= LAST; step++) {
 		const bool again = run->point == ANYWHERE || (incomplete && step == FATAL - 1) || (run->later != 0 && step == FATAL + 2);
@@ -626,6 +633,9 @@ static const world worlds[] = {
 	{ "a device each", 3, NULL, .shard = DDP_SHARD_NONE, .device = true },
 	{ "a device each, in 16 bits", 4, two_nodes, .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16,
 	  .device = true, .clips = true },
+	{ "a device each, shards", 4, NULL, .shard = DDP_SHARD_STATE, .buddy = true, .device = true },
+	{ "a device each, gradients' shards", 4, two_nodes, .shard = DDP_SHARD_GRADIENTS, .buddy = true, .late = true,
+	  .clips = true, .device = true },
 	{ "shards on two nodes", 4, node_by_node, .shard = DDP_SHARD_STATE, .buddy = true, .clips = true },
 	{ "shards on four nodes", 4, four_nodes, .shard = DDP_SHARD_STATE, .buddy = true, .late = true, .clips = true },
 	{ "gradients' shards on a node", 4, NULL, .shard = DDP_SHARD_GRADIENTS, .buddy = true },
@@ -688,9 +698,15 @@ static const world *with_buddies(int i)
    one. */
 TEST(shards_of_some_ranks_survive)
 {
-	static const world two = { "shards of two ranks", 2, NULL, .shard = DDP_SHARD_GRADIENTS, .buddy = true };
+	static const world two = { "shards of two ranks", 2, NULL, .shard = DDP_SHARD_GRADIENTS, .buddy = true, .late = true };
+	static const world there = { "shards of two ranks on devices", 2, NULL, .shard = DDP_SHARD_STATE, .buddy = true,
+		                     .device = true };
 
 	survive(&two, 0x1, UPDATE, 0, false);
+	survive(&there, 0x2, UPDATE, 0, true);
+	/* In shared memory, a rank finds the shards of all others. */
+	survive(with_buddies(2), 0xb, UPDATE, 0, false);
+	survive(with_buddies(2), 0x7, AFTER, 0, true);
 	survive(with_buddies(0), 0x3, UPDATE, 0, false);
 	survive(with_buddies(0), 0xc, BEFORE, 0, false);
 	survive(with_buddies(3), 0x5, AFTER, 0, true);
@@ -731,7 +747,7 @@ TEST(a_shard_and_its_copy_are_lost)
 {
 	for (int i = 0; i < SHARDED; i++) {
 		const world *of = with_buddies(i);
-		if (!test_takes((size_t)i + 1))
+		if (of->node_of == NULL || !test_takes((size_t)i + 1))
 			continue;
 		memset(run, 0, sizeof(*run));
 		folder_empty(NULL);
@@ -745,6 +761,27 @@ TEST(a_shard_and_its_copy_are_lost)
 				continue;
 			assert_int_equal(run->status[r], DDP_ERR_PEER);
 			assert_non_null(strstr(run->warning[r], "are both lost; go back to the last checkpoint"));
+		}
+	}
+}
+
+/* One rank lacks memory, or all fail when their model is fitted. Nobody goes on. */
+TEST(all_end_if_one_cannot_recover)
+{
+	for (int late = 0; late < 2; late++) {
+		memset(run, 0, sizeof(*run));
+		folder_empty(NULL);
+		run->point = BACKWARD;
+		run->dying = 0x1;
+		run->unable = late ? 0 : 0x2;
+		run->resume_fails = late;
+		run->batch = GLOBAL_BATCH / worlds[1].ranks;
+		run->survives = true;
+		start_run(&worlds[1], worlds[1].node_of, LAST);
+		for (int r = 1; r < worlds[1].ranks; r++) {
+			assert_int_equal(run->status[r], DDP_ERR_PEER);
+			assert_non_null(strstr(run->warning[r], late ? "the device fails late" : r == 1 ? "no memory for the state"
+			                                        : "could not put back its buffers and the program's state"));
 		}
 	}
 }
@@ -863,7 +900,7 @@ TEST(ranks_die_at_any_time)
 {
 	srand(7);
 	for (int i = 0; i < ROUNDS; i++) {
-		const world *of = &worlds[i % WORLDS];
+		const world *of = &worlds[3 * i % WORLDS];
 		const unsigned int dying = 1u << rand() % of->ranks, delay = (unsigned)rand() % 3000;
 		if (test_takes((size_t)i))
 			survive(of, dying, ANYWHERE, delay, false);
@@ -874,7 +911,7 @@ TEST(ranks_die_at_any_time)
 TEST(a_rank_dies_while_others_recover)
 {
 	for (int i = 0; i < ROUNDS; i++) {
-		const world *of = &worlds[i % WORLDS];
+		const world *of = &worlds[3 * i % WORLDS];
 		const int first = rand() % of->ranks;
 		memset(run, 0, sizeof(*run));
 		run->point = ANYWHERE;

@@ -65,6 +65,29 @@ void mlp_init(int param, float *data, int64_t elements)
 		data[i] = (float)(scale * noise((uint64_t)(1000000 * (param + 1) + i)));
 }
 
+void mlp_start(ddp_model *model)
+{
+	float values[MLP_HIDDEN * MLP_INPUTS];
+
+	for (int p = 0; p < MLP_PARAMS; p++) {
+		mlp_init(p, values, sizes[p]);
+		CHECK_OK(ddp_place_write(&model->place, ddp_model_param_data(model, p), values, (size_t)sizes[p] * sizeof(*values)));
+	}
+}
+
+float mlp_first(ddp_model *model, int param)
+{
+	float value;
+
+	CHECK_OK(ddp_place_read(&model->place, &value, ddp_model_param_data(model, param), sizeof(value)));
+	return value;
+}
+
+void mlp_set_first(ddp_model *model, int param, float value)
+{
+	CHECK_OK(ddp_place_write(&model->place, ddp_model_param_data(model, param), &value, sizeof(value)));
+}
+
 SLOW double mlp_gradients(const double *const *params, const mlp_sample *sample, double *const *grads)
 {
 	double hidden[MLP_HIDDEN], probability[MLP_CLASSES], sum = 0, greatest = -INFINITY;

@@ -21,6 +21,12 @@ ddp_dataset mlp_dataset(int64_t size);
 
 /* The same start on all ranks; `elements` is a parameter's number. */
 void mlp_init(int param, float *data, int64_t elements);
+/* Writes that start into a model, which may be on a device, as is what follows. */
+void mlp_start(ddp_model *model);
+
+/* The first number of a parameter. */
+float mlp_first(ddp_model *model, int param);
+void mlp_set_first(ddp_model *model, int param, float value);
 
 /* Adds a sample's gradients to grads[MLP_PARAMS], and returns its loss. */
 double mlp_gradients(const double *const *params, const mlp_sample *sample, double *const *grads);

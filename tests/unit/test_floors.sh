@@ -24,7 +24,7 @@ libruntime()
 	floors=(include base watch job wireup device
 		comm/ops comm/core comm/net comm/p2p comm/wait comm/attend comm/shm comm/hier comm/check comm/execute
 		comm/request comm/agree comm/allocate comm/group comm/host comm/on_device comm/self comm/nccl comm/follow
-		comm/api
+		comm/api comm/adopt
 		context renewal data params optim reduce state train nccl_plugins python
 		preflight/schedule preflight/statistics preflight/finding preflight)
 	interfaces=(include wireup/open.h wireup/star.h comm/net/net.h comm/net/ucx.h comm/hier/hier.h reduce/model_state.h)

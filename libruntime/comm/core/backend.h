@@ -34,6 +34,8 @@ typedef struct ddp_backend {
 	/* Allocates zeroed memory on which the backend's operations are fast. Collective. */
 	ddp_status (*alloc)(void *self, size_t bytes, void **memory);
 	ddp_status (*free)(void *self, void *memory);
+	/* Takes over memory that alloc() has given on `former`, a lane of the same backend. Local. NULL: it is no lane's. */
+	void (*adopt)(void *self, void *former, void *memory);
 
 	/* Called once, by the thread that polls, in two cases. If the communicator has failed, poll() must soon set
 	   *done for all requests. If it is being closed and only sends and receives are open, poll() must do so

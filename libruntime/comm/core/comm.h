@@ -153,6 +153,7 @@ struct ddp_comm {
 	atomic_bool is_world;       /* both are set behind the opening, and read by other threads */
 	bool meets;                 /* all ranks wait for each other before they close it, also on one node */
 	atomic_int models;          /* that are trained on it */
+	atomic_int memories;        /* of models, on a device */
 	atomic_bool is_whole;       /* the world, or what ddp_comm_shrink() has left of it */
 	int rank, size;
 	int timeout_ms;

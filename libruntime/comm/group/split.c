@@ -165,13 +165,10 @@ static ddp_status name_other_list(ddp_comm *comm, int64_t hash)
 static ddp_status compare_lists(ddp_comm *comm, const int *ranks, int count)
 {
 	int64_t hash = (int64_t)(ddp_hash(ranks, (size_t)count * sizeof(*ranks)) >> 2);
-	int64_t extremes[2] = { hash, -hash };
+	bool same;
 
-	ddp_status status = ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = extremes,
-	                                                          .count = 2, .type = DDP_I64, .op = DDP_MAX });
-	if (status == DDP_OK && (extremes[0] != hash || extremes[1] != -hash))
-		status = name_other_list(comm, hash);
-	return status;
+	ddp_status status = ddp_comm_same(comm, hash, &same);
+	return status == DDP_OK && !same ? name_other_list(comm, hash) : status;
 }
 
 ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count, ddp_comm **part)

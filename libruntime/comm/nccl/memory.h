@@ -4,9 +4,10 @@
 
 #include "comm/nccl/lane.h"
 
-/* These do what a backend's alloc and free do. */
+/* These do what a backend's alloc, free and adopt do. */
 ddp_status ddp_nccl_memory_alloc(ddp_nccl_lane *lane, size_t bytes, void **memory);
 ddp_status ddp_nccl_memory_free(ddp_nccl_lane *lane, void *memory);
+void ddp_nccl_memory_adopt(ddp_nccl_lane *lane, ddp_nccl_lane *former, void *memory);
 
 /* NCCL forgets what memory is left; before its communicator ends. */
 void ddp_nccl_memory_forget(ddp_nccl_lane *lane);

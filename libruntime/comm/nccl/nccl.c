@@ -382,6 +382,11 @@ static ddp_status free_memory(void *self, void *memory)
 	return ddp_nccl_memory_free(self, memory);
 }
 
+static void adopt(void *self, void *former, void *memory)
+{
+	ddp_nccl_memory_adopt(self, former, memory);
+}
+
 const ddp_backend ddp_backend_nccl = {
 	.name = "nccl",
 	.open = open_lane,
@@ -391,6 +396,7 @@ const ddp_backend ddp_backend_nccl = {
 	.wait_on = wait_on,
 	.alloc = alloc,
 	.free = free_memory,
+	.adopt = adopt,
 	.abort = abort_lane,
 	.close = close_lane,
 };

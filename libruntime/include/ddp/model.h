@@ -236,8 +236,9 @@ typedef struct ddp_model_options {
 	int64_t compare_every;  /* ranks compare their parameters after so many steps: see below. 0:
 	                           DDP_COMPARE_EVERY of the environment, otherwise never */
 	bool buddy;             /* once the ranks survive (ddp_survive()), each rank keeps a copy of another
-	                           rank's shard of the optimizer's state. No effect unless each shard is kept
-	                           once only. DDP_BUDDY of the environment, 1 or 0, wins over it */
+	                           rank's shard of the optimizer's state; on one node, ranks share the memory
+	                           of shards. No effect unless each shard is kept once only. DDP_BUDDY of the
+	                           environment, 1 or 0, wins over it */
 } ddp_model_options;
 #define DDP_MODEL_OPTIONS_FIELDS \
 	sizeof(ddp_model_options), DDP_ADAMW, 1e-3, DDP_AUTO, DDP_AUTO, DDP_AUTO, DDP_AUTO, 0, 0, false, \

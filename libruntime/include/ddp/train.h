@@ -131,12 +131,14 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * as before. A newcomer's ddp_model_user_state() is that of another rank. Losses are those of a training in which
  * no rank has died.
  *
- * With DDP_SHARD_STATE over several nodes, and DDP_SHARD_GRADIENTS, this takes the model option buddy: after each step,
- * each rank sends its shard of the optimizer's state to another rank, on another node if there is one, while the next
- * step computes. If a rank dies before its last step's shard was sent, that step is done again: *steps is one less
- * than before, and on_step of ddp_train() is called again for it. A step that was saved, or that ddp_train() has
- * evaluated, is not done again. A newcomer gets the shard of the rank whose place it takes from the rank that kept the
- * copy, and all make new copies. If a rank and the rank that kept its copy die at once, the ranks cannot go on.
+ * With DDP_SHARD_STATE over several nodes or on a device, and DDP_SHARD_GRADIENTS, this takes the model option buddy:
+ * after each step, each rank sends its shard of the optimizer's state to another rank, on another node if there is one,
+ * while the next step computes. If a rank dies before its last step's shard was sent, that step is done again: *steps
+ * is one less than before, and on_step of ddp_train() is called again for it. A step that was saved, or that
+ * ddp_train() has evaluated, is not done again. A newcomer gets the shard of the rank whose place it takes from the
+ * rank that kept the copy, and all make new copies. If a rank and the rank that kept its copy die at once, the ranks
+ * cannot go on. If all ranks are on one node without devices, and late_gather is off, they share the memory of shards
+ * instead, and any of them may die.
  *
  * If two ranks die within the last step and the shrink that follows, one rank may have left for ddp_finalize()
  * with the step complete, while another goes on without it.
@@ -152,11 +154,11 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * DDP_ERR_UNSUPPORTED, from the first call: the ranks cannot survive, so the training ends with the first rank that dies, as
  * without this function. The reason is one of these:
  * - The model has local SGD, or is compressed by PowerSGD or a hook.
- * - The model is on a device, and its optimizer's state is spread over ranks, or the step of srun has restart=.
- * - Each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes, and
- *   DDP_SHARD_GRADIENTS), and the model lacks the option buddy.
+ * - Each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes or on a device,
+ *   and DDP_SHARD_GRADIENTS), and the model lacks the option buddy.
  * Costs: a copy of this rank's share of parameters and optimizer state if ranks of a node share the update, and that
- * updates begin when all gradients have come. With buddy, another two copies of another rank's share. Collective.
+ * updates begin when all gradients have come. With buddy, another two copies of another rank's share. Of a model on a
+ * device, these two lie in the host's memory, with one of the share that the rank sends. Collective.
  */
 DDP_API ddp_status ddp_survive(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t *steps);
 
