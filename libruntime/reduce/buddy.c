@@ -35,7 +35,7 @@ typedef struct ddp_buddy {
 	int ward_count;
 	int64_t count;   /* elements that this rank owns */
 	ddp_undo undo;
-	void **states;   /* [ranks][states]: where this process has those of all ranks, which share memory; NULL: they do not */
+	float **states;  /* [ranks][states]: where this process has those of all ranks, which share memory; NULL: they do not */
 	ddp_request *sends[DDP_OPTIM_STATES_MAX];
 	int64_t sent;    /* the step whose copy was sent last; -1: none that counts */
 	bool under_way;
@@ -138,14 +138,16 @@ static ddp_status share(const ddp_model *model, ddp_buddy *b)
 {
 	const int ranks = model->units.ranks;
 	const size_t bytes = (size_t)model->units.most * sizeof(float);
-	void **states = calloc((size_t)ranks * DDP_OPTIM_STATES_MAX, sizeof(*states)), **copies = calloc((size_t)ranks, sizeof(*copies));
-	ddp_status status = states != NULL && copies != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d addresses", ranks);
+	void **copies = calloc((size_t)ranks, sizeof(*copies));
+	ddp_status status = DDP_OK;
 
-	b->states = states;
+	b->states = calloc((size_t)ranks * DDP_OPTIM_STATES_MAX, sizeof(*b->states));
+	if (b->states == NULL || copies == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %d ranks' shards", ranks);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
 		status = ddp_comm_copies(model->comm, model->optim.state[i], bytes, copies);
 		for (int r = 0; r < ranks && status == DDP_OK; r++)
-			states[r * DDP_OPTIM_STATES_MAX + i] = copies[r];
+			b->states[r * DDP_OPTIM_STATES_MAX + i] = copies[r];
 	}
 	free(copies);
 	return status;
@@ -379,12 +381,10 @@ void ddp_buddy_keep(void *keeper, int64_t begin, int64_t end, int64_t at)
 static void undo_rank(const ddp_model *model, int rank, int64_t step)
 {
 	const ddp_buddy *b = model->buddy;
-	void *arena = model->params, *own[DDP_OPTIM_STATES_MAX];
+	void *arena = model->params;
 
-	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
-		own[i] = model->optim.state[i];
 	ddp_undo_rank(model, &b->undo, rank, step, &arena, 1,
-	              rank == model->units.rank ? own : b->states + rank * DDP_OPTIM_STATES_MAX);
+	              rank == model->units.rank ? model->optim.state : b->states + rank * DDP_OPTIM_STATES_MAX);
 }
 
 void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead)
@@ -506,31 +506,22 @@ static void copy_slice(float *to, const float *from, int64_t count)
 	memcpy(to, from, (size_t)count * sizeof(*to));
 }
 
-/* No rank writes any more where the lost rank had its shard. */
-static void read_shared(const move *m, int rank, int part, int64_t count)
-{
-	const ddp_model *former = m->former;
-
-	undo_rank(former, rank, former->steps + 1);
-	if (part == 0)
-		read_params(former, rank, m->values);
-	else
-		copy_slice(m->values, former->buddy->states[rank * DDP_OPTIM_STATES_MAX + part - 1], count);
-}
-
-/* This rank has the shard of `rank`, or its copy, or reaches it, and reads part `part` of it. */
+/* This rank has the shard of `rank`, or its copy, or reaches the shard, where no rank writes any more. Reads part `part` of
+   it. */
 static void read_part(const move *m, int rank, int part, int64_t count)
 {
 	const ddp_model *former = m->former;
 	const ddp_buddy *b = former->buddy;
+	const bool own = rank == former->units.rank, reaches = own || b->states != NULL;
+	float *const *states = own || !reaches ? former->optim.state : b->states + rank * DDP_OPTIM_STATES_MAX;
 
-	if (rank == former->units.rank && part == 0)
+	if (reaches && !own)
+		undo_rank(former, rank, former->steps + 1);
+	if (reaches && part == 0)
 		read_params(former, rank, m->values);
-	else if (rank == former->units.rank)
-		copy_slice(m->values, former->optim.state[part - 1], count);
-	else if (b->states != NULL)
-		read_shared(m, rank, part, count);
-	for (int i = 0; i < b->ward_count && rank != former->units.rank; i++) {
+	else if (reaches)
+		copy_slice(m->values, states[part - 1], count);
+	for (int i = 0; i < b->ward_count && !own; i++) {
 		const ward *w = &b->wards[i];
 		if (w->rank == rank)
 			copy_slice(m->values, w->copies[w->copies[0].step == former->steps ? 0 : 1].values[part], count);
