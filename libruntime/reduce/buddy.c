@@ -37,7 +37,7 @@ typedef struct ddp_buddy {
 	int ward_count;
 	int64_t count;   /* elements that this rank owns */
 	ddp_undo undo;
-	void **states;   /* [ranks][states]: where this process has those of all ranks, which share memory; NULL: they do not */
+	float **states;  /* [ranks][states]: where this process has those of all ranks, which share memory; NULL: they do not */
 	ddp_outbox outbox;
 	int64_t sent;    /* the step whose copy was sent last; -1: none that counts */
 	bool under_way;
@@ -99,14 +99,16 @@ static ddp_status share(const ddp_model *model, ddp_buddy *b)
 {
 	const int ranks = model->units.ranks;
 	const size_t bytes = (size_t)model->units.most * sizeof(float);
-	void **states = calloc((size_t)ranks * DDP_OPTIM_STATES_MAX, sizeof(*states)), **copies = calloc((size_t)ranks, sizeof(*copies));
-	ddp_status status = states != NULL && copies != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d addresses", ranks);
+	void **copies = calloc((size_t)ranks, sizeof(*copies));
+	ddp_status status = DDP_OK;
 
-	b->states = states;
+	b->states = calloc((size_t)ranks * DDP_OPTIM_STATES_MAX, sizeof(*b->states));
+	if (b->states == NULL || copies == NULL)
+		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %d ranks' shards", ranks);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
 		status = ddp_comm_copies(model->comm, model->optim.state[i], bytes, copies);
 		for (int r = 0; r < ranks && status == DDP_OK; r++)
-			states[r * DDP_OPTIM_STATES_MAX + i] = copies[r];
+			b->states[r * DDP_OPTIM_STATES_MAX + i] = copies[r];
 	}
 	free(copies);
 	return status;
@@ -359,12 +361,10 @@ void ddp_buddy_keep(void *keeper, int64_t begin, int64_t end, int64_t at)
 static void undo_rank(const ddp_model *model, int rank, int64_t step)
 {
 	const ddp_buddy *b = model->buddy;
-	void *arena = model->params, *own[DDP_OPTIM_STATES_MAX];
+	void *arena = model->params;
 
-	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
-		own[i] = model->optim.state[i];
 	ddp_undo_rank(model, &b->undo, rank, step, &arena, 1,
-	              rank == model->units.rank ? own : b->states + rank * DDP_OPTIM_STATES_MAX);
+	              rank == model->units.rank ? model->optim.state : b->states + rank * DDP_OPTIM_STATES_MAX);
 }
 
 void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead)

@@ -213,7 +213,7 @@ void ddp_node_strategy_set_steps(ddp_model *model, int64_t steps)
 static void undo_rank(const ddp_model *model, int rank, int64_t step)
 {
 	const node *n = node_of(model);
-	void *states[DDP_OPTIM_STATES_MAX];
+	float *states[DDP_OPTIM_STATES_MAX];
 
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
 		states[i] = n->state[i][rank];

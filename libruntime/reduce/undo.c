@@ -112,7 +112,7 @@ void ddp_undo_forget(const ddp_model *model, const ddp_undo *undo)
 }
 
 void ddp_undo_rank(const ddp_model *model, const ddp_undo *undo, int rank, int64_t step, void *const *arenas, int count,
-                   void *const *states)
+                   float *const *states)
 {
 	const area a = area_of(model, undo, rank);
 	int64_t begin, end, now, number = 0, kept = 0;
@@ -126,7 +126,7 @@ void ddp_undo_rank(const ddp_model *model, const ddp_undo *undo, int rank, int64
 			for (int i = 0; i < count; i++)
 				copy(model, (float *)arenas[i] + begin, a.values[0] + kept, now);
 			for (int i = 0; i < model->optim.state_count; i++)
-				copy(model, (float *)states[i] + kept, a.values[1 + i] + kept, now);
+				copy(model, states[i] + kept, a.values[1 + i] + kept, now);
 		}
 	}
 }

@@ -24,4 +24,4 @@ void ddp_undo_forget(const ddp_model *model, const ddp_undo *undo);
 
 /* Undoes what step `step` has changed of what `rank` owns: in arenas[count] of parameters, and in the rank's states. */
 void ddp_undo_rank(const ddp_model *model, const ddp_undo *undo, int rank, int64_t step, void *const *arenas, int count,
-                   void *const *states);
+                   float *const *states);
