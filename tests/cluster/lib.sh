@@ -211,7 +211,7 @@ plugin_of_release()
 		-Wl,-z,nodelete -Wl,--version-script="$source/spank/spank_ddp.map" -o "$2"
 }
 
-# wait_until SECONDS COMMAND...: until it succeeds; fails when time is up. A look at the cluster starts ten programs,
+# wait_until SECONDS COMMAND...: until it succeeds; fails when time is up. A look at the cluster starts nine programs,
 # which other tests wait for, so that looking takes a quarter of the time at most.
 wait_until()
 {
