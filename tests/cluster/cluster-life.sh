@@ -117,6 +117,20 @@ for moment in '' /mark /settings /log /pid /head.pid /n1.pid; do
 	status_is 143 "start ends by SIGTERM at FOLDER$moment"
 	leaves_nothing "and cleans up"
 done
+# The cluster's first process outlives the one above it, as if that had died before the first one asked to be killed then.
+# This cluster does not come up.
+mkdir "$work/bin"
+printf '#!/bin/bash\nexec %q "${@/#--kill-child/--fork}"\n' "$(command -v unshare)" >"$work/bin/unshare"
+printf '#!/bin/sh\nexec sleep 1000\n' >"$work/bin/slurmctld"
+chmod 755 "$work/bin"/*
+PATH=$work/bin:$PATH ended_at TERM $one/head.pid
+status_is 143 "start ends by SIGTERM although nothing ends the cluster's first process with the one above"
+leaves_nothing "and cleans up"
+# Somebody still makes files there while it is removed.
+(until [ -d $one/log ]; do :; done; for ((i = 0; i < 40000; i++)); do : >$one/log/$i || exit; done) 2>/dev/null &
+PATH=$work/bin:$PATH ended_at TERM $one/log/100
+status_is 143 "start ends by SIGTERM although its folder fills"
+leaves_nothing "and cleans up"
 
 # The folder of clusters vanishes when the last one does, though another start
 # waits for it.

@@ -63,8 +63,14 @@ capture()
 # Both end the command after $limit seconds (60), stretched, with status 124, and
 # leave what it hung in below $work/hung. They begin once no job is being cleaned
 # up: a node that is completing one takes no other, so the next job would begin on
-# n1 where a test expects n0.
-on_cluster() { bounded run --dir "$cluster" -- sh -c "$settled" settled "$@"; }
+# n1 where a test expects n0. What starts no job does not wait for that.
+on_cluster()
+{
+	case $1 in
+	squeue|scancel) bounded run --dir "$cluster" -- "$@" ;;
+	*) bounded run --dir "$cluster" -- sh -c "$settled" settled "$@" ;;
+	esac
+}
 as_user() { bounded run --dir "$cluster" --user nobody -- sh -c "$settled" settled "$@"; }
 # on_node NODE COMMAND...: as root, at once
 on_node() { bounded run --dir "$cluster" --node "$1" -- "${@:2}"; }
@@ -115,7 +121,7 @@ trap 'keep_hung "the whole test"; exit 124' TERM
 batch_job() { as_user sh -c "$until_ended" batch_job "$@"; }
 readonly until_ended='job=$(sbatch --parsable "$@") || exit
 	job=${job%%;*}
-	until left=$(squeue -h -j "$job" -o %i) && [ -z "$left" ]; do sleep 0.2; done
+	until left=$(squeue -h -j "$job" -o %i) && [ -z "$left" ]; do sleep 0.4; done
 	code=$(scontrol -o show job "$job" | sed -n "s/.* ExitCode=\([0-9]*\):\([0-9]*\) .*/\1 \2/p" |
 		awk "{ code = \$2 ? 1 : \$1; if (code > worst) worst = code } END { print NR ? worst + 0 : 1 }")
 	exit "$code"'
@@ -157,8 +163,9 @@ make_together()
 {
 	cat >"$work/together" <<-'END'
 	#!/bin/sh
-	: >"$1.$SLURM_STEP_ID.$SLURM_PROCID"
-	until [ "$(ls "$1".* | wc -l)" -ge "$2" ]; do sleep 0.05; done
+	name=$1 count=$2
+	: >"$name.$SLURM_STEP_ID.$SLURM_PROCID"
+	until set -- "$name".* && [ $# -ge "$count" ]; do sleep 0.05; done
 	END
 	chmod 755 "$work/together"
 }
@@ -204,7 +211,7 @@ plugin_of_release()
 		-Wl,-z,nodelete -Wl,--version-script="$source/spank/spank_ddp.map" -o "$2"
 }
 
-# wait_until SECONDS COMMAND...: until it succeeds; fails when time is up. A look at the cluster starts ten programs,
+# wait_until SECONDS COMMAND...: until it succeeds; fails when time is up. A look at the cluster starts nine programs,
 # which other tests wait for, so that looking takes a quarter of the time at most.
 wait_until()
 {
@@ -229,12 +236,11 @@ readonly idle_ms=300
 # measure: puts into a file how long a plain step takes now, in ms
 measure()
 {
-	local nodes start
+	local nodes start_us=${EPOCHREALTIME//[.,]/}
 	nodes=$(sed -n 's/^nodes=//p' "$cluster/settings")
-	start=$(date +%s%N)
 	timeout 300 "$source/slurm/cluster" run --dir "$cluster" -- sh -c "$settled" settled \
 		srun -N"$nodes" true >/dev/null 2>&1 || return 1
-	echo $((($(date +%s%N) - start) / 1000000)) >"$cluster/work/plain_step.$BASHPID" &&
+	echo $(((${EPOCHREALTIME//[.,]/} - start_us) / 1000)) >"$cluster/work/plain_step.$BASHPID" &&
 		mv "$cluster/work/plain_step.$BASHPID" "$cluster/work/plain_step"
 }
 # stretched AMOUNT: of any unit of time, as much longer as the plain step was

@@ -10,7 +10,7 @@ limit=150
 
 cat "$source/libruntime/include/ddp.h" "$source/libruntime/include/ddp/"*.h "$source/libruntime/comm/"*.h "$source/libruntime/comm/"*/*.h >"$work/text"
 install -m 755 "$build/spank/status/ddp-status" "$prefix/bin/ddp-status"
-model=("$prefix/bin/gpt" --data "$work/text" --layers 2 --width 64 --heads 4 --length 32 --vocab 1000 --threads 1
+model=("$prefix/bin/gpt" --data "$work/text" --layers 2 --width 32 --heads 4 --length 32 --vocab 300 --threads 1
 	--bucket-mb 0.05 --steps 200 --batch 3 --checkpoint-every 20 --keep 50
 	--resume)
 last=step-00000200.safetensors

@@ -23,7 +23,7 @@ within()
 # What a rank does before it fails: it waits until all of its step run.
 cat >"$work/together" <<END
 : >$work/up/\$RANK
-until set -- $work/up/* && [ \$# -ge \$WORLD_SIZE ]; do sleep 0.02; done
+until set -- $work/up/* && [ \$# -ge \$WORLD_SIZE ]; do sleep 0.05; done
 END
 chmod 644 "$work/together"
 together=". $work/together;"

@@ -159,10 +159,8 @@ restored 1
 afresh
 begin --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=2 --overlap
 up 0 6
-links() { head sh -c "for i in 0 1 2 3; do ip link set n\$i $1; done"; }
-links down
-sleep 12
-links up
+# All links come back at once: srun waits for the others for silence= once it hears a node.
+head sh -c 'links() { for i in 0 1 2 3; do echo "link set n$i $1"; done | ip -batch -; }; links down; sleep 12; links up'
 up 1 6
 finish
 status_is 0 "srun cut off: the step ends well"

@@ -18,7 +18,7 @@ now() { echo $(($(date +%s%N) / 1000000)); }
 head() { "$source/slurm/cluster" run --dir "$cluster" -- "$@"; }
 link() { head ip link set "$1" "$2"; }
 # links STATE: of all nodes, as near to at once as it goes
-links() { head sh -c "for node in n0 n1 n2; do ip link set \$node $1; done"; }
+links() { head sh -c "for node in n0 n1 n2; do echo link set \$node $1; done | ip -batch -"; }
 power_off()
 {
 	link "$1" down
@@ -33,7 +33,7 @@ power_on()
 	link "$1" up
 	# shellcheck disable=SC2016 # the node's shell expands it
 	on_node "$1" sh -c 'rm -f "$1"/local/munge.sock*
-		munged --key-file="$1/local/munge.key" --socket="$1/local/munge.sock" --num-threads=2 \
+		munged --key-file="$1/munge.key" --socket="$1/local/munge.sock" --num-threads=2 \
 			--pid-file="$1/local/run/munged.pid" --log-file="$1/log/$2.munged.log" --seed-file="$1/local/munged.seed"
 		slurmd' power_on "$cluster" "$1" >/dev/null 2>&1
 	wait_until 60 all_idle || not_ok "$1 comes back"

@@ -36,15 +36,15 @@ prints_times 1 'as long as the median' "once, and no other rank is"
 
 # An even training beside other work.
 begin even 9
+check "an even training runs" wait_until 30 on_node n1 pgrep -x training_probe
 for _ in 1 2; do
 	timeout 30 sh -c 'while :; do :; done' &
 	loops+=("$!")
 done
-check "an even training runs" wait_until 30 on_node n1 pgrep -x training_probe
 sleep 5
 check "and goes on" kill -0 "$step"
-finish even
 kill "${loops[@]}"
+finish even
 prints_not 'as long as the median' "no rank of it is named"
 
 capture as_user srun --ddp=launcher,slow=2 -N2 --ntasks-per-node=1 true

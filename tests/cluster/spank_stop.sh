@@ -21,12 +21,12 @@ set -- "" "$2" "$3"
 while :; do sleep 0.05; done
 END
 # ready.sh RANKS "COMMAND" SRUN-ARGUMENT...: runs COMMAND when so many ranks are ready
-cat >"$work/ready.sh" <<'END'
+{ echo "$no_process" && cat <<'END'; } >"$work/ready.sh"
 ranks=$1 command=$2
 shift 2
 rm -f up.* saved.*
 "$@" &
-until [ $(ls up.* 2>/dev/null | wc -l) = $ranks ]; do sleep 0.05; kill -0 $! 2>/dev/null || break; done
+until all=(up.*); [ -e "${all[0]}" ] && [ ${#all[@]} = $ranks ]; do sleep 0.05; kill -0 $! 2>/dev/null || break; done
 eval "$command"
 wait $!
 END

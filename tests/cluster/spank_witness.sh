@@ -110,8 +110,8 @@ status_is 137 "and srun tells its signal"
 # An srun that is stopped answers nobody: the node itself asks for the step's end.
 rm -f up.* go.* stop stopped
 as_user sh -c 'srun --ddp -N2 --ntasks-per-node=2 bash -c ". ./rank.sh" &
-	until [ -e stop ]; do sleep 0.02; done; kill -STOP $!; : >stopped
-	while [ -e stop ]; do sleep 0.02; done; kill -CONT $!; wait' >out 2>&1 &
+	until [ -e stop ]; do sleep 0.1; done; kill -STOP $!; : >stopped
+	while [ -e stop ]; do sleep 0.1; done; kill -CONT $!; wait' >out 2>&1 &
 srun=$!
 wait_until 30 sh -c "[ \$(ls $work/up.* | wc -l) = 4 ]"
 kill_both n1

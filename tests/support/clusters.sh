@@ -19,8 +19,10 @@ cluster_tests()
 # header FILE KEY DEFAULT: the value of a "# KEY: value" line at a test's start
 header()
 {
-	local value
-	value=$(sed -n -e '/^$/q' -e "s/^# *$2: *//p" "$1" | head -n 1)
+	local line value=''
+	while read -r line && [ -n "$line" ]; do
+		[[ $line != "# $2: "* ]] || { value=${line#*: }; break; }
+	done <"$1"
 	echo "${value:-$3}"
 }
 
@@ -74,7 +76,7 @@ end_clusters()
 # cluster_test NAME: on the cluster that it wants
 cluster_test()
 {
-	local name=$1 file=$source/tests/cluster/$1.sh status=0 log=$logs/cluster-$1.log own=$work/tests/$1 before started
+	local name=$1 file=$source/tests/cluster/$1.sh status=0 log=$logs/cluster-$1.log own=$work/tests/$1 before started load
 	if [[ $(header "$file" cluster '') == *--cgroups* ]] && ! has_cgroups; then
 		record SKIP cluster "$name" "this machine has no control groups of version 1" ''
 		return
@@ -83,8 +85,10 @@ cluster_test()
 	started=$SECONDS before=$(count FAIL cluster "$name")
 	rm -rf "$own" && mkdir -p "$own" && chmod 1777 "$own" || return 1
 	: >"$log"
-	# The machine may become busy later.
-	limited $((2 * ${TEST_SECONDS:-$(header "$file" seconds 120)} * $(slowness))) "$log" env -C "$own" work="$own" \
+	# As many times as long as there are processes for each core. The machine may become busy later.
+	read -r load _ </proc/loadavg
+	load=$((${load%.*} / jobs + 1))
+	limited $((2 * ${TEST_SECONDS:-$(header "$file" seconds 120)} * (load < 20 ? load : 20))) "$log" env -C "$own" work="$own" \
 		source="$source" build="$(build_of cluster)" prefix="$prefix" cluster="$cluster" \
 		all="$all" LD_LIBRARY_PATH="$prefix/lib" bash "$file" || status=$?
 	from_tap cluster "$name" $status "$log"
@@ -140,7 +144,7 @@ cluster_lane()
 	trap 'end_child; stop_cluster' EXIT
 	trap 'exit 143' TERM
 	cluster=$cluster-$1
-	while name=$(next_test) && [ -n "$name" ]; do cluster_alone "$name"; done
+	while name=$(next_test) && [ -n "$name" ]; do cluster_test "$name"; done
 	stop_cluster
 }
 

@@ -24,8 +24,7 @@ begin()
 	(as_user srun "$@" bash ./rank.sh >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
 	step=$!
 }
-# shellcheck disable=SC2012 # the names are ours
-count_up() { [ "$(ls up."$1".* 2>/dev/null | wc -l)" = "$2" ]; }
+count_up() { local all=(up."$1".*); [ -e "${all[0]}" ] && [ ${#all[@]} = "$2" ]; }
 # up GENERATION RANKS
 up() { wait_until 30 count_up "$@" || not_ok "generation $1 has $2 ranks" "$(cat out)" "$(ls up.* 2>/dev/null)"; }
 # ended: waits for the step; $output and $status are srun's
@@ -37,9 +36,15 @@ ended()
 	output=$(cat out) status=$(cat status 2>/dev/null || echo 124)
 }
 finish() { : >finish; ended 60; }
-# place GENERATION RANK: its node
-place() { sed 's/ .*//' "place.$1.$2" 2>/dev/null; }
-places() { for r in "${@:2}"; do place "$1" "$r"; done | xargs; }
+# places GENERATION RANK...: their nodes
+places()
+{
+	local node rank nodes=()
+	for rank in "${@:2}"; do
+		if read -r node _ <"place.$1.$rank"; then nodes+=("$node"); fi
+	done 2>/dev/null
+	echo "${nodes[*]}"
+}
 # after MOMENT FILE: how many ms after it the file's time is
 after() { echo $((($(cat "$2") - $1) / 1000000)); }
 
@@ -59,16 +64,14 @@ power_off()
 # restored NODE...: a cluster as before. SLURM forgets the jobs of a node that it is told to take for down.
 restored()
 {
-	local node
-	for node in "$@"; do link "$node" up; done
-	head scancel -u nobody
-	for node in "$@"; do
-		head scontrol update NodeName="n$node" State=DOWN Reason=test
-		head scontrol update NodeName="n$node" State=RESUME
-	done
+	# shellcheck disable=SC2016 # the head expands it
+	head sh -c 'for node; do ip link set "n$node" up; done
+		IFS=,; scancel -u nobody
+		scontrol update NodeName="n[$*]" State=DOWN Reason=test; scontrol update NodeName="n[$*]" State=RESUME' restored "$@"
 	wait_until 60 idle
 }
-idle() { [ -z "$(head squeue -h -o %i)" ] && [ "$(head sinfo -h -t idle -o %D)" = 4 ]; }
+# shellcheck disable=SC2016 # the head expands it
+idle() { head sh -c '[ -z "$(squeue -h -o %i)" ] && [ "$(sinfo -h -t idle -o %D)" = 4 ]'; }
 # shellcheck disable=SC2034 # tests look for it
 readonly line='ddp: .*restart [0-9]+ of [0-9]+'
 left() { for i in 0 1 2 3; do on_node n$i pgrep -x 'ddp-agent|slurmstepd'; done | wc -l; }

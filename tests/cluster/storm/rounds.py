@@ -25,7 +25,7 @@ FILES = r"\.lock|\.generation-start-[0-9.-]+|step-\d{8}\.safetensors"
 # Ends as soon as a batch job that has begun no longer runs.
 WHILE_IT_RUNS = """job=$(sbatch --parsable "$@") || exit
 until [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; do sleep 0.05; done
-while [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; do sleep 0.05; done"""
+while [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; do sleep 0.2; done"""
 
 
 class Wrong(Exception):
