@@ -7,8 +7,8 @@
 /* Operations of `comm` run on the device of `former`, and take as much of it. */
 void ddp_comm_use_device_of(ddp_comm *comm, const ddp_comm *former);
 
-/* ddp_mem_alloc_on() has given the memory of a device by `former`, which may have failed. From now on it is as if `comm`
-   had given it; address and content stay. Collective over `comm`. */
+/* ddp_mem_alloc_on() has given the memory of a device by `former`, which may have failed. From now on it is as if
+   `comm` had given it; address and content stay. Collective over `comm`. */
 ddp_status ddp_mem_adopt(ddp_comm *comm, ddp_comm *former, void *memory);
 
 /* Memory of a model is of the communicator (1), or no more (-1): it is not freed meanwhile. */

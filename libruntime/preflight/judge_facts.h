@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* preflight/judge_facts: which facts of nodes and ranks are not those of most, and which are wrong by themselves. Pure. */
+/* preflight/judge_facts: which facts of nodes and ranks are not those of most, and which are wrong by themselves.
+   Pure. */
 #pragma once
 
 #include "preflight/facts.h"

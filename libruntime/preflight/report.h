@@ -16,7 +16,8 @@ void preflight_report(FILE *out, const struct preflight_survey *survey, const st
 bool preflight_report_json(int file, const struct preflight_survey *survey, const struct preflight_findings *findings,
                            double seconds);
 
-/* The nodes that are to be left out, as srun --exclude takes them: NAME,NAME and a newline; nothing if there are none. */
+/* The nodes that are to be left out, as srun --exclude takes them: NAME,NAME and a newline; nothing if there are
+   none. */
 bool preflight_report_exclude(int file, const struct preflight_survey *survey,
                               const struct preflight_findings *findings);
 
@@ -24,8 +25,8 @@ bool preflight_report_exclude(int file, const struct preflight_survey *survey,
 bool preflight_report_answer(FILE *out, const struct preflight_survey *survey,
                              const struct preflight_findings *findings);
 
-/* Opens a file, or makes it, before the measurement, which would be in vain if it could not be written. It keeps what is
-   in there. -1: `why` says what is wrong, or what to do. */
+/* Opens a file, or makes it, before the measurement, which would be in vain if it could not be written. It keeps what
+   is in there. -1: `why` says what is wrong, or what to do. */
 int preflight_output_open(const char *path, const char **why);
 
 /* Writes the text in place of what is in the file. A pipe, a device, and what standard output or error go to, such as

@@ -21,6 +21,6 @@ double preflight_spread(const double *values, int count);
    below half of `limit`. */
 bool preflight_is_suspect(double value, double usual, double spread, double limit);
 
-/* Whether a suspect is odd. Suspect and controls were measured in turns, `count` times. The suspect's best measurement has
-   to be below `limit` of the controls' median, as a disturbance only slows. */
+/* Whether a suspect is odd. Suspect and controls were measured in turns, `count` times. The suspect's best
+   measurement has to be below `limit` of the controls' median, as a disturbance only slows. */
 bool preflight_is_odd(const double *suspect, const double *controls, int count, double limit);

@@ -11,7 +11,8 @@ static int append(const int *nodes, int ranks, int node, int *order, int from)
 	return from;
 }
 
-/* order[ranks] becomes the ranks of one node after the other, the largest node first. Returns that node's number of ranks. */
+/* order[ranks] becomes the ranks of one node after the other, the largest node first. Returns that node's number of
+   ranks. */
 static int order_ranks(const int *nodes, int ranks, int *order)
 {
 	int most = 0, largest = 0, end;

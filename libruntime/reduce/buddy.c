@@ -403,7 +403,8 @@ static int rank_left(const ddp_model *model, const ddp_comm *left, const ddp_sur
 	return -1;
 }
 
-/* A rank may be lost when only some have learned that all have taken up the shards. These may have no buddies any more. */
+/* A rank may be lost when only some have learned that all have taken up the shards. These may have no buddies any
+   more. */
 static ddp_status check_fitted(const ddp_comm *left, const ddp_survivor *all)
 {
 	bool any = false;

@@ -21,8 +21,8 @@ bool ddp_compare_is_due(const struct ddp_model *model);
 /* All parameters have come. */
 ddp_status ddp_compare_checksum(const struct ddp_model *model, uint32_t *sum);
 
-/* DDP_ERR_MISMATCH, on all ranks: names those whose checksum is not the one of most ranks. `own` is this rank's. Collective.
-   DDP_OK: all ranks gave the same. */
+/* DDP_ERR_MISMATCH, on all ranks: names those whose checksum is not the one of most ranks. `own` is this rank's.
+   Collective. DDP_OK: all ranks gave the same. */
 ddp_status ddp_compare_name(struct ddp_model *model, uint32_t own);
 
 /* Compares between two steps. Collective; DDP_OK where ranks do not communicate. */

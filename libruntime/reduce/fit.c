@@ -242,8 +242,8 @@ static void move_state(const ddp_model *former, const ddp_model *model, int i)
 	}
 }
 
-/* Each rank takes its part of the optimizer's state from the ranks that are left, and from memory or copies of those that
-   are lost. */
+/* Each rank takes its part of the optimizer's state from the ranks that are left, and from memory or copies of those
+   that are lost. */
 static ddp_status take_states(const ddp_model *former, ddp_model *model, const int *holders)
 {
 	ddp_status status = holders != NULL ? ddp_buddy_hand_over(former, model, holders) : DDP_OK;

@@ -65,8 +65,8 @@ static ddp_status copy_step(ddp_model *model, ddp_comm *left, const ddp_survivor
 	return DDP_OK;
 }
 
-/* All ranks get the loss scale and the largest gradient of rank `root`, because the next step depends on these. A rank that
-   missed the step's end ends the step: all updates are complete, and `root` knows the norm. */
+/* All ranks get the loss scale and the largest gradient of rank `root`, because the next step depends on these. A
+   rank that missed the step's end ends the step: all updates are complete, and `root` knows the norm. */
 static ddp_status end_alike(ddp_model *model, ddp_comm *left, int root, int64_t steps)
 {
 	struct { ddp_scaler scaler; double largest, grad_norm; } sent = { model->scaler, model->largest, model->survival->now.stats.grad_norm };

@@ -89,8 +89,8 @@ typedef struct ddp_results {
 	int looked_at;          /* of these, so many of the first */
 } ddp_results;
 
-/* Allocates a device's memory for this rank's model. `lends`: also for the optimizer's state, which it gets. A model that
-   is fitted to other ranks keeps what it has of both. DDP_ERR_NOMEM. */
+/* Allocates a device's memory for this rank's model. `lends`: also for the optimizer's state, which it gets. A model
+   that is fitted to other ranks keeps what it has of both. DDP_ERR_NOMEM. */
 ddp_status ddp_on_device_open(ddp_model *model, bool lends);
 /* No work of the queue may be under way. */
 void ddp_on_device_close(ddp_model *model);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* outbox: what a rank sends its buddy of the optimizer's state (reduce/buddy.h). From the host's memory the state is sent
-   as it lies there. A device's state is first copied to memory of the host by a queue of its own, beside what the model's
-   queue does next. Behind the copies that queue itself issues the messages, so neither host nor model's queue waits. */
+/* outbox: what a rank sends its buddy of the optimizer's state (reduce/buddy.h). From the host's memory the state is
+   sent as it lies there. A device's state is first copied to memory of the host by a queue of its own, beside what
+   the model's queue does next. Behind the copies that queue itself issues the messages, so neither host nor model's
+   queue waits. */
 #pragma once
 
 #include "base/error.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* undo: a rank keeps what an update changes of what the rank owns, so that the update can be undone if another rank dies
-   meanwhile (reduce/survival.h). Each piece is copied just before the update reads it, while it is in a core's own cache. If
-   ranks share the memory, the ranks that are left also undo the update of a dead rank, which ended anywhere in it. */
+/* undo: a rank keeps what an update changes of what the rank owns, so that the update can be undone if another rank
+   dies meanwhile (reduce/survival.h). Each piece is copied just before the update reads it, while it is in a core's
+   own cache. If ranks share the memory, the ranks that are left also undo the update of a dead rank, which ended
+   anywhere in it. */
 #pragma once
 
 #include "ddp.h"
@@ -16,8 +17,8 @@ typedef struct ddp_undo {
 ddp_status ddp_undo_open(const ddp_model *model, int64_t most, bool shares, ddp_undo *undo);
 void ddp_undo_close(const ddp_model *model, ddp_undo *undo);
 
-/* Step `step` is about to update elements [begin, end), which begin a piece, and whose state is at `at`. On a device, this
-   and ddp_undo_rank() are done in the order of its queue. Any thread. */
+/* Step `step` is about to update elements [begin, end), which begin a piece, and whose state is at `at`. On a device,
+   this and ddp_undo_rank() are done in the order of its queue. Any thread. */
 void ddp_undo_keep(const ddp_model *model, const ddp_undo *undo, int64_t step, int64_t begin, int64_t end, int64_t at);
 /* Steps may come again, from other parameters. */
 void ddp_undo_forget(const ddp_model *model, const ddp_undo *undo);

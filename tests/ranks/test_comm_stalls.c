@@ -238,7 +238,7 @@ TEST(stopped_rank_is_named_by_all_others_and_killed_one_outlived)
 		s->signal = i % 5 < 3 ? SIGSTOP : SIGKILL;
 		s->timeout_ms = s->signal == SIGSTOP ? timeout_ms : DEATH_TIMEOUT_MS;
 		s->failures = -1;
-		taken += test_takes((size_t)i / LAYOUTS);
+		taken += getenv("DDP_TEST_STOPS") != NULL || test_takes((size_t)i / LAYOUTS);
 	}
 	run_all(stops, taken);
 	for (int i = 0; i < taken; i++)

@@ -370,10 +370,8 @@ static test_harm dies(int rank, int generation, test_moment when, int number)
 
 TEST(a_rank_joins)
 {
-	for (int k = 0; k < KINDS; k++) {
-		if (test_takes((size_t)k))
-			hurt_and_compare(&kinds[k], false, dies(k % 3, 1, IN_STEP, FATAL), nothing, 1, 0);
-	}
+	for (int k = 0; k < KINDS; k++)
+		hurt_and_compare(&kinds[k], false, dies(k % 3, 1, IN_STEP, FATAL), nothing, 1, 0);
 }
 
 TEST(ranks_join_one_after_the_other)
@@ -404,12 +402,10 @@ TEST(all_start_again_if_a_join_fails)
 	node.node = true;
 	found += hurt_and_compare(&kinds[1], false, first, node, 1, 1);
 	found += hurt_and_compare(&kinds[0], true, first, dies(3, 2, RECEIVES, 0), 1, 1);
-	if (test_takes(1)) {
-		hurt_and_compare(&kinds[1], false, first, dies(3, 2, BEFORE_TRAIN, 0), 1, 1);
-		found += hurt_and_compare(&kinds[0], true, dies(0, 1, IN_STEP, FATAL), dies(1, 2, MEETS, 0), 1, 1);
-		found += hurt_and_compare(&kinds[1], true, first, dies(0, 2, RECEIVES, 0), 1, 1);
-		found += hurt_and_compare(&kinds[1], true, dies(0, 1, IN_STEP, FATAL), dies(2, 2, RECEIVES, 0), 1, 1);
-	}
+	hurt_and_compare(&kinds[1], false, first, dies(3, 2, BEFORE_TRAIN, 0), 1, 1);
+	found += hurt_and_compare(&kinds[0], true, dies(0, 1, IN_STEP, FATAL), dies(1, 2, MEETS, 0), 1, 1);
+	found += hurt_and_compare(&kinds[1], true, first, dies(0, 2, RECEIVES, 0), 1, 1);
+	found += hurt_and_compare(&kinds[1], true, dies(0, 1, IN_STEP, FATAL), dies(2, 2, RECEIVES, 0), 1, 1);
 	/* The test was late at most sometimes. */
 	assert_true(found > 0);
 }
@@ -523,8 +519,7 @@ TEST(examples_join)
 	snprintf(command, sizeof(command), "mkdir %s && examples/vision/synthetic mnist %s 480 101 >/dev/null", data, data);
 	if (access(linear[0], X_OK) != 0 || system(command) != 0)
 		skip();
-	if (test_takes(1))
-		example_joins(linear, "out.0", 400);
+	example_joins(linear, "out.0", 400);
 	example_joins(mnist, "saved/step-00000300.safetensors", 60);
 }
 
