@@ -333,9 +333,9 @@ plan_lint()
 	} >"$keys/shared"
 	while read -r script line; do
 		for file in "$script" $line; do echo "$file ${sums[$file]}"; done | sort |
-			cat "$keys/shared" - >"$keys/${script//\//-}"
+			cat "$keys/shared" - >"$keys/of-${script//\//-}"
 	done < <(cd "$source" && read_by "${scripts[@]}")
-	while read -r sum file; do lint_key[${file##*/}]=$sum; done < <(sha256sum "$keys"/*)
+	while read -r sum file; do lint_key[${file##*/of-}]=$sum; done < <(sha256sum "$keys"/of-*)
 }
 
 # lint_script NAME: shellcheck reads the script only if something has changed since it was found right

@@ -376,8 +376,10 @@ def cut_pair(r):
     r.timeout = r.stretched_seconds(2)
 
     def harm():
-        nodes = {r.cluster.node_name(pid) for pid in r.pids.values()}
-        other = r.random.choice(sorted(nodes - {r.node()}))
+        others = {r.cluster.node_name(pid) for pid in r.pids.values()} - {r.node(), None}
+        if not others:
+            raise ProcessLookupError("the other node's ranks have ended")
+        other = r.random.choice(sorted(others))
         pair = ((r.node(), other), (other, r.node()))
         r.where = f"({r.node()}|{other})"
         for node, peer in pair:
