@@ -19,6 +19,7 @@ static const int64_t MIB = 1 << 20, SHM_OF_A_RANK = 64, MEMLOCK_LEAST = 64;
 struct topic {
 	const char *name, *about;
 	bool of_a_kind;  /* only ranks on the same processor are compared */
+	bool of_node;    /* all ranks of a node have the same, so that one of them has a vote */
 	enum { WORD, NUMBER, BYTES, MHZ } type;
 	size_t offset;   /* of the value in the facts: an array of characters, or int64_t */
 	bool remark;     /* a difference is only a remark */
@@ -28,22 +29,22 @@ struct topic {
 
 /* Some GPUs come with a lower clock than their highest, so only a difference of clocks is odd. */
 static const struct topic topics[] = {
-	{ "the kernel", "version", false, WORD, AT(kernel), false },
-	{ "glibc", "version", false, WORD, AT(glibc), false },
-	{ "libddp", "version", false, WORD, AT(libddp), false },
-	{ "UCX", "version", false, WORD, AT(ucx), false },
-	{ "the GPU's driver", "version", false, WORD, AT(driver), false },
-	{ "NCCL", "version", false, WORD, AT(nccl), false },
-	{ "the processor", "version", false, WORD, AT(processor), true },
-	{ "the number of processors", "version", true, NUMBER, AT(processors), false },
-	{ "the size of /dev/shm", "limit", true, BYTES, AT(shm_bytes), false },
-	{ "the limit of locked memory (memlock)", "limit", false, BYTES, AT(memlock), false },
-	{ "the limit of open files (nofile)", "limit", false, NUMBER, AT(nofile), false },
-	{ "the number of CPUs to which a rank is bound", "binding", true, NUMBER, AT(cpus), false },
-	{ "the number of threads (OMP_NUM_THREADS)", "binding", true, NUMBER, AT(threads), false },
-	{ "the GPU", "gpu", false, WORD, AT(gpu), false },
-	{ "the memory of the GPU", "gpu", true, BYTES, AT(gpu_memory_bytes), false },
-	{ "the clock of the GPU (for applications)", "gpu", true, MHZ, AT(gpu_clock_mhz), false },
+	{ "the kernel", "version", false, true, WORD, AT(kernel), false },
+	{ "glibc", "version", false, false, WORD, AT(glibc), false },
+	{ "libddp", "version", false, false, WORD, AT(libddp), false },
+	{ "UCX", "version", false, false, WORD, AT(ucx), false },
+	{ "the GPU's driver", "version", false, true, WORD, AT(driver), false },
+	{ "NCCL", "version", false, false, WORD, AT(nccl), false },
+	{ "the processor", "version", false, true, WORD, AT(processor), true },
+	{ "the number of processors", "version", true, true, NUMBER, AT(processors), false },
+	{ "the size of /dev/shm", "limit", true, true, BYTES, AT(shm_bytes), false },
+	{ "the limit of locked memory (memlock)", "limit", false, false, BYTES, AT(memlock), false },
+	{ "the limit of open files (nofile)", "limit", false, false, NUMBER, AT(nofile), false },
+	{ "the number of CPUs to which a rank is bound", "binding", true, false, NUMBER, AT(cpus), false },
+	{ "the number of threads (OMP_NUM_THREADS)", "binding", true, false, NUMBER, AT(threads), false },
+	{ "the GPU", "gpu", false, false, WORD, AT(gpu), false },
+	{ "the memory of the GPU", "gpu", true, false, BYTES, AT(gpu_memory_bytes), false },
+	{ "the clock of the GPU (for applications)", "gpu", true, false, MHZ, AT(gpu_clock_mhz), false },
 };
 
 static void tell_bytes(char *value, int64_t bytes)
@@ -81,12 +82,18 @@ static bool is_comparable(const struct topic *topic, const struct preflight_fact
 	return !topic->of_a_kind || strcmp(a->processor, b->processor) == 0;
 }
 
+static bool has_vote(const struct topic *topic, const struct preflight_facts *facts, int r, int rank)
+{
+	return is_comparable(topic, &facts[r], &facts[rank]) && (!topic->of_node || facts[r].local_rank == 0);
+}
+
 static bool is_same(const char (*values)[VALUE], int a, int b)
 {
 	return strcmp(values[a], values[b]) == 0;
 }
 
-/* A rank that has what more than half of those have with which `rank` is compared; -1: there is no such value. */
+/* A rank that has what more than half of those that vote have, of those with which `rank` is compared; -1: there is no
+   such value. */
 static int usual_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
                     int ranks, int rank)
 {
@@ -94,14 +101,14 @@ static int usual_of(const struct topic *topic, const struct preflight_facts *fac
 
 	/* Each value's votes are for it and against the others. Only one that has more than half is sure to be left. */
 	for (int r = 0; r < ranks; r++) {
-		if (!is_comparable(topic, &facts[r], &facts[rank]))
+		if (!has_vote(topic, facts, r, rank))
 			continue;
 		if (votes == 0)
 			usual = r;
 		votes += is_same(values, r, usual) ? 1 : -1;
 	}
 	for (int r = 0; r < ranks; r++) {
-		if (!is_comparable(topic, &facts[r], &facts[rank]))
+		if (!has_vote(topic, facts, r, rank))
 			continue;
 		all++;
 		same += is_same(values, r, usual);
@@ -118,35 +125,40 @@ static bool is_of_node(const struct preflight_facts *facts, const char (*values)
 	return true;
 }
 
-/* A node is named once for each value. */
+/* A node is named once for each value, by its first rank that has it if not all do. */
 static void say_odd(struct preflight_findings *findings, const struct topic *topic, const struct preflight_facts *facts,
                     const char (*values)[VALUE], int ranks, int rank, int usual)
 {
 	const bool of_node = is_of_node(facts, values, ranks, rank);
 	const struct preflight_finding f = { .odd = !topic->remark, .about = topic->about, .node = facts[rank].node,
 		                             .rank = of_node ? -1 : rank, .peer = -1 };
-	char subject[24] = "";
+	char subject[48] = "";
+	bool others = false;
 
 	for (int r = 0; r < rank; r++)
 		if (facts[r].node == facts[rank].node && is_same(values, r, rank))
 			return;
+	for (int r = rank + 1; r < ranks; r++)
+		others |= facts[r].node == facts[rank].node && is_same(values, r, rank);
 	if (!of_node)
-		snprintf(subject, sizeof(subject), "rank %d on ", rank);
+		snprintf(subject, sizeof(subject), "rank %d%s on ", rank, others ? " and others" : "");
 	preflight_find(findings, &f, "%s%s: %s is %s, and others have %s", subject, facts[rank].node_name, topic->name,
 	               values[rank], values[usual]);
 }
 
 /* Nobody can say which value is right. */
 static void say_split(struct preflight_findings *findings, const struct topic *topic,
-                      const struct preflight_facts *facts, const char (*values)[VALUE], int rank)
+                      const struct preflight_facts *facts, const char (*values)[VALUE], int ranks, int rank)
 {
 	const struct preflight_finding f = {
 		.odd = !topic->remark, .about = topic->about, .node = -1, .rank = -1, .peer = -1
 	};
 	int other = rank;
 
-	while (!is_comparable(topic, &facts[other], &facts[rank]) || is_same(values, other, rank))
+	while (other < ranks && (!is_comparable(topic, &facts[other], &facts[rank]) || is_same(values, other, rank)))
 		other++;
+	if (other == ranks)
+		return;
 	preflight_find(findings, &f, "%s differs: it is %s on %s (rank %d), and %s on %s (rank %d)", topic->name, values[rank],
 	               facts[rank].node_name, rank, values[other], facts[other].node_name, other);
 }
@@ -168,7 +180,7 @@ static void compare(struct preflight_findings *findings, const struct topic *top
 		if (r == 0 || !is_comparable(topic, &facts[r], &facts[r - 1]))
 			usual = usual_of(topic, facts, values, ranks, r);
 		if (usual < 0 && is_first_of_its_kind(topic, facts, r))
-			say_split(findings, topic, facts, values, r);
+			say_split(findings, topic, facts, values, ranks, r);
 		else if (usual >= 0 && !is_same(values, r, usual))
 			say_odd(findings, topic, facts, values, ranks, r, usual);
 	}

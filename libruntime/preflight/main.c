@@ -25,8 +25,7 @@ enum { WIDTH = 100, TIMEOUT_SECONDS = 60, SPAWN_MAX = 1024 };
 enum { EXIT_FINE, EXIT_ODD, EXIT_UNMEASURED };
 
 struct options {
-	const char *json, *exclude; /* files; NULL: none */
-	int json_file, exclude_file; /* opened, on rank 0 */
+	struct preflight_output json, exclude;
 	const char *wireup;         /* NULL: the best there is */
 	int timeout_ms;
 	int spawn;                            /* local ranks without Slurm; 0: none */
@@ -94,11 +93,11 @@ static int read_options(struct options *options, int argc, char **argv)
 	};
 	int option, seconds = TIMEOUT_SECONDS;
 
-	*options = (struct options){ .json_file = -1, .exclude_file = -1 };
+	*options = (struct options){ .spawn = 0 };
 	while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
 		switch (option) {
-		case 'j': options->json = optarg; break;
-		case 'x': options->exclude = optarg; break;
+		case 'j': options->json.path = optarg; break;
+		case 'x': options->exclude.path = optarg; break;
 		case 'q': options->quiet = true; break;
 		case 'd': options->device = optarg; break;
 		case 'f': options->for_srun = options->always_fine = true; break;
@@ -195,11 +194,11 @@ static bool conclude(const struct preflight_survey *s, const struct options *opt
 		               &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
 		               "a rank that measured links had to wait for its processor, so of its links only large "
 		               "differences count");
-	if (options->json != NULL)
-		written &= could_write(preflight_report_json(options->json_file, s, &findings, ddp_seconds_since(begin_ns)),
-		                       options->json);
-	if (options->exclude != NULL)
-		written &= could_write(preflight_report_exclude(options->exclude_file, s, &findings), options->exclude);
+	if (options->json.path != NULL)
+		written &= could_write(preflight_report_json(&options->json, s, &findings, ddp_seconds_since(begin_ns)),
+		                       options->json.path);
+	if (options->exclude.path != NULL)
+		written &= could_write(preflight_report_exclude(&options->exclude, s, &findings), options->exclude.path);
 	if (!options->quiet || findings.odd > 0)
 		preflight_report(options->for_srun ? stderr : stdout, s, &findings, ddp_seconds_since(begin_ns), width(),
 		                 has_colour(options->for_srun ? STDERR_FILENO : STDOUT_FILENO));
@@ -211,21 +210,21 @@ static bool conclude(const struct preflight_survey *s, const struct options *opt
 /* ---- before the measurement ---- */
 
 /* On rank 0. */
-static bool can_write(const char *option, const char *path, int *file)
+static bool can_write(const char *option, struct preflight_output *output)
 {
 	const char *why;
 
-	if (path == NULL || (*file = preflight_output_open(path, &why)) >= 0)
+	if (output->path == NULL || preflight_output_open(output, &why))
 		return true;
-	fprintf(stderr, "ddp-preflight: %s cannot write %s: %s\n", option, path, why);
+	fprintf(stderr, "ddp-preflight: %s cannot write %s: %s\n", option, output->path, why);
 	return false;
 }
 
 static bool can_write_all(struct options *options)
 {
-	const bool json = can_write("--json", options->json, &options->json_file);
+	const bool json = can_write("--json", &options->json);
 
-	return can_write("--exclude-file", options->exclude, &options->exclude_file) && json;
+	return can_write("--exclude-file", &options->exclude) && json;
 }
 
 /* On all ranks; rank 0 tells. *same: all ranks run the same program. */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -135,47 +136,95 @@ void preflight_report(FILE *out, const struct preflight_survey *s, const struct 
 
 /* ---- files ---- */
 
-int preflight_output_open(const char *path, const char **why)
-{
-	/* The open of a pipe that nobody reads fails rather than waits. */
-	const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
-
-	if (file >= 0 && fcntl(file, F_SETFL, O_APPEND) == 0)
-		return file;
-	*why = errno == ENOENT ? "there is no such folder: make it, or name another file" : strerror(errno);
-	if (file >= 0)
-		close(file);
-	return -1;
-}
-
-/* Whether standard output or error go to this file. */
-static bool is_standard(const struct stat *info)
+/* A duplicate of standard output or error, if `info` is of the file to which it goes: with its offset. Otherwise -1. */
+static int open_standard(const struct stat *info)
 {
 	for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++) {
 		struct stat own;
 		if (fstat(fd, &own) == 0 && own.st_dev == info->st_dev && own.st_ino == info->st_ino)
-			return true;
+			return fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	}
-	return false;
+	return -1;
 }
 
-bool preflight_output_write(int file, const char *text)
+/* The open of a pipe that nobody reads fails rather than waits. */
+static int open_pipe(const char *path)
 {
-	struct stat info;
-	bool done = fstat(file, &info) == 0;
-	const char *at = text;
+	const int file = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
 
-	if (done && S_ISREG(info.st_mode) && !is_standard(&info))
-		done = ftruncate(file, 0) == 0;
-	fflush(stdout);
-	while (done && *at != '\0') {
-		const ssize_t written = write(file, at, strlen(at));
+	if (file >= 0)
+		(void)fcntl(file, F_SETFL, 0);
+	return file;
+}
+
+/* Makes a file beside the one of this path, with the rights that a new file has. */
+static int make_beside(const char *path, char made[PATH_MAX])
+{
+	const mode_t mask = umask(077);
+	int file = -1;
+
+	umask(mask);
+	if (snprintf(made, PATH_MAX, "%s.XXXXXX", path) >= PATH_MAX)
+		errno = ENAMETOOLONG;
+	else
+		file = mkostemp(made, O_CLOEXEC);
+	if (file >= 0)
+		(void)fchmod(file, 0644 & ~mask);
+	return file;
+}
+
+bool preflight_output_open(struct preflight_output *output, const char **why)
+{
+	char made[PATH_MAX];
+	struct stat info;
+	int file = -1;
+
+	output->file = -1;
+	errno = ENOENT;
+	if (output->path[0] != '\0' && stat(output->path, &info) == 0) {
+		file = output->file = open_standard(&info);
+		if (file < 0 && !S_ISREG(info.st_mode))
+			file = output->file = open_pipe(output->path);
+	} else {
+		info.st_mode = S_IFREG;
+	}
+	if (file < 0 && output->path[0] != '\0' && S_ISREG(info.st_mode) && (file = make_beside(output->path, made)) >= 0) {
+		close(file);
+		unlink(made);
+	}
+	*why = errno == ENOENT ? "there is no such folder: make it, or name another file" : strerror(errno);
+	return file >= 0;
+}
+
+/* Closes the file, and keeps errno of what failed first. */
+static bool write_all(int file, const char *text)
+{
+	bool done = file >= 0;
+
+	while (done && *text != '\0') {
+		const ssize_t written = write(file, text, strlen(text));
 		done = written >= 0 || errno == EINTR;
-		at += written > 0 ? written : 0;
+		text += written > 0 ? written : 0;
 	}
 	const int reason = errno;
-	if (close(file) != 0 && done)
+	if (file >= 0 && close(file) != 0 && done)
 		return false;
+	errno = reason;
+	return done;
+}
+
+bool preflight_output_write(const struct preflight_output *output, const char *text)
+{
+	char made[PATH_MAX];
+
+	fflush(stdout);
+	if (output->file >= 0)
+		return write_all(output->file, text);
+	const int file = make_beside(output->path, made);
+	const bool done = write_all(file, text) && rename(made, output->path) == 0;
+	const int reason = errno;
+	if (!done && file >= 0)
+		unlink(made);
 	errno = reason;
 	return done;
 }
@@ -255,8 +304,8 @@ static json_t *all_of(const struct preflight_survey *s, const struct preflight_f
 	                 "ranks", ranks, "links", links);
 }
 
-bool preflight_report_json(int file, const struct preflight_survey *survey, const struct preflight_findings *findings,
-                           double seconds)
+bool preflight_report_json(const struct preflight_output *output, const struct preflight_survey *survey,
+                           const struct preflight_findings *findings, double seconds)
 {
 	json_t *all = all_of(survey, findings, seconds);
 	char *text = all != NULL ? json_dumps(all, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
@@ -264,7 +313,7 @@ bool preflight_report_json(int file, const struct preflight_survey *survey, cons
 
 	json_decref(all);
 	errno = ENOMEM;
-	done = text != NULL && preflight_output_write(file, text);
+	done = text != NULL && preflight_output_write(output, text);
 	free(text);
 	return done;
 }
@@ -292,7 +341,7 @@ static char *excluded_nodes(const struct preflight_survey *s, const struct prefl
 	return text;
 }
 
-bool preflight_report_exclude(int file, const struct preflight_survey *s,
+bool preflight_report_exclude(const struct preflight_output *output, const struct preflight_survey *s,
                               const struct preflight_findings *findings)
 {
 	int count;
@@ -302,7 +351,7 @@ bool preflight_report_exclude(int file, const struct preflight_survey *s,
 	errno = ENOMEM;
 	if (text != NULL && count > 0)
 		strcat(text, "\n"); /* there is room for it */
-	done = text != NULL && preflight_output_write(file, text);
+	done = text != NULL && preflight_output_write(output, text);
 	free(text);
 	return done;
 }

@@ -12,23 +12,29 @@
 void preflight_report(FILE *out, const struct preflight_survey *survey, const struct preflight_findings *findings,
                       double seconds, int width, bool colour);
 
-/* The same and all figures as JSON, in a file of preflight_output_open(). False: errno says why. */
-bool preflight_report_json(int file, const struct preflight_survey *survey, const struct preflight_findings *findings,
-                           double seconds);
+/* What is written at the end. */
+struct preflight_output {
+	const char *path; /* NULL: nothing is */
+	int file;         /* to which it goes; -1: to a new file, which takes the place of what is there */
+};
+
+/* The same and all figures as JSON. False: errno says why. */
+bool preflight_report_json(const struct preflight_output *output, const struct preflight_survey *survey,
+                           const struct preflight_findings *findings, double seconds);
 
 /* The nodes that are to be left out, as srun --exclude takes them: NAME,NAME and a newline; nothing if there are
    none. */
-bool preflight_report_exclude(int file, const struct preflight_survey *survey,
+bool preflight_report_exclude(const struct preflight_output *output, const struct preflight_survey *survey,
                               const struct preflight_findings *findings);
 
 /* Writes what srun's plugin reads (spank/launch/preflight.h): "ODD NODES NAME,NAME" and a newline. */
 bool preflight_report_answer(FILE *out, const struct preflight_survey *survey,
                              const struct preflight_findings *findings);
 
-/* Opens a file, or makes it, before the measurement, which would be in vain if it could not be written. It keeps what
-   is in there. -1: `why` says what is wrong, or what to do. */
-int preflight_output_open(const char *path, const char **why);
+/* Called with the path before the measurement, which would be in vain if the output could not be written. It leaves a
+   file as it is, and makes none. False: `why` says what is wrong, or what to do. */
+bool preflight_output_open(struct preflight_output *output, const char **why);
 
-/* Writes the text in place of what is in the file. A pipe, a device, and what standard output or error go to, such as
-   /dev/stdout, get it behind what they have. Closes the file. False: errno says why. */
-bool preflight_output_write(int file, const char *text);
+/* Writes the text in place of the file, at once. A pipe, a device, and what standard output or error go to, such as
+   /dev/stdout, get it behind what they have. Called once. False: errno says why. */
+bool preflight_output_write(const struct preflight_output *output, const char *text);

@@ -96,14 +96,39 @@ size_t proc_read(char *text, size_t bytes, const char *format, ...)
 	return got > 0 ? (size_t)got : 0;
 }
 
-uint64_t proc_signals(const char *status, const char *name)
+static void note_status(struct proc_status *status, const char *line)
 {
-	char line[32];
-	const char *found;
+	if (strncmp(line, "State:\tR", 8) == 0)
+		status->runs = true;
+	else if (strncmp(line, "SigPnd:", 7) == 0 || strncmp(line, "ShdPnd:", 7) == 0)
+		status->pending |= strtoull(line + 7, NULL, 16);
+	else if (strncmp(line, "SigCgt:", 7) == 0)
+		status->caught = strtoull(line + 7, NULL, 16);
+}
 
-	snprintf(line, sizeof(line), "\n%s:", name);
-	found = strstr(status, line);
-	return found != NULL ? strtoull(found + strlen(line), NULL, 16) : 0;
+struct proc_status proc_status(pid_t pid)
+{
+	struct proc_status status = { .runs = false };
+	char path[64], piece[512], line[64];
+	size_t used = 0;
+	ssize_t got;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	const int fd = open(path, O_RDONLY | O_CLOEXEC);
+	while (fd >= 0 && (got = read(fd, piece, sizeof(piece))) > 0) {
+		for (ssize_t i = 0; i < got; i++) {
+			if (piece[i] != '\n' && used < sizeof(line) - 1)
+				line[used++] = piece[i];
+			if (piece[i] != '\n')
+				continue;
+			line[used] = '\0';
+			note_status(&status, line);
+			used = 0;
+		}
+	}
+	if (fd >= 0)
+		close(fd);
+	return status;
 }
 
 /* The kernel says in /proc where in memory the title lies. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Processes of the plugin: their descriptors, name and owner, and children in whose process another thread may reap
    them. slurmstepd waits for any child, the plugin's too. From then on the number of a child may belong to another
-   process. So a signal goes by a handle, where the kernel has handles. And what programs have left. libc only. */
+   process. So a signal goes by a handle, where the kernel has handles. What programs have left ends, too. libc only. */
 #pragma once
 
 #include <stdbool.h>
@@ -24,9 +24,14 @@ void proc_close_channels(void);
 size_t proc_read(char *text, size_t bytes, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* A mask of signals in the text of /proc/PID/status, such as "SigCgt", for which the process has handlers: bit i is
-   signal i + 1. */
-uint64_t proc_signals(const char *status, const char *name);
+/* What the kernel says of a process, or of a thread, at one moment; of signals it has masks: bit i is signal i + 1. */
+struct proc_status {
+	bool runs;
+	uint64_t pending, caught; /* signals that wait for it; that it has handlers for */
+};
+
+/* Reads all of /proc/PID/status, in which a user's groups may fill any room. Says nothing if it cannot be read. */
+struct proc_status proc_status(pid_t pid);
 
 /* For a process that was forked from slurmstepd and that goes on as one of the plugin's own. Gives it this name, and
    the title that ps shows, in place of slurmstepd's, so that nobody who wants to end a slurmstepd finds this

@@ -9,7 +9,7 @@
 /* Sleeps so long, or until a signal comes. */
 void pause_ms(long ms);
 
-/* Wakes who waits for an eventfd, which takes this as long as nobody has written very often. False, with errno. */
+/* Wakes those that wait for an eventfd. False, with errno: others have written to it too often. */
 bool eventfd_raise(int fd);
 
 struct worker {

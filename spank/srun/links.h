@@ -24,7 +24,7 @@ enum links_event {
 	LINK_SPOKE,  /* after its silence */
 	LINK_CLOSED, /* it has ended the connection without a good-bye; it may open another one */
 	LINK_BYE,    /* its tasks have ended */
-	LINK_ALL_SILENT, /* all nodes that count are silent, and they are several: once, until one speaks; of one of them */
+	LINK_ALL_SILENT, /* all nodes that count are silent, and they are several: one is named, once, until one speaks */
 };
 
 /* One node of the step, or of a component of it. */

@@ -42,7 +42,6 @@ static bool waits_for_more(const struct step_case *what)
 static uint64_t delay_ns(const struct step *step, const struct step_case *what,
                          enum end_delay delay)
 {
-
 	switch (delay) {
 	case DELAY_NONE:
 		/* A silence has lasted for so long that all its consequences are later. */

@@ -239,13 +239,11 @@ static bool wait_for_signal(long ms)
 /* Without a handler, the signal would end a program that is about to set one. */
 static void hand_on_owed(void)
 {
-	char status[4096];
 	uint64_t caught;
 
 	if (self.owed == 0 || self.child == 0 || child_never_ran(self.child))
 		return;
-	proc_read(status, sizeof(status), "/proc/%d/status", (int)self.child);
-	caught = self.owed & proc_signals(status, "SigCgt");
+	caught = self.owed & proc_status(self.child).caught;
 	self.owed &= ~caught;
 	for (int number = 1; caught != 0; number++, caught >>= 1)
 		if ((caught & 1) != 0)

@@ -356,10 +356,7 @@ static int open_file(pid_t pid, int *number)
 
 static bool handles(pid_t pid, int number)
 {
-	char status[8192];
-
-	proc_read(status, sizeof(status), "/proc/%d/status", (int)pid);
-	return (proc_signals(status, "SigCgt") >> (number - 1) & 1) != 0;
+	return (proc_status(pid).caught >> (number - 1) & 1) != 0;
 }
 
 /* The number may be another process's by now, which a descriptor never is. */

@@ -311,17 +311,6 @@ bool witness_was_killed(const struct witness *witness)
 	return atomic_load(&witness->pid) > 0 && witness_present(witness) == 0;
 }
 
-/* Asks the kernel about the witness at one moment: the signals that wait for it to
-   run, as a mask, and whether it runs. */
-static uint64_t pending(pid_t pid, bool *runs)
-{
-	char text[4096];
-
-	proc_read(text, sizeof(text), "/proc/%d/status", (int)pid);
-	*runs = strstr(text, "\nState:\tR") != NULL;
-	return proc_signals(text, "SigPnd") | proc_signals(text, "ShdPnd");
-}
-
 /* Returns what the signals of the mask ask for. */
 static enum slurm_sent sent_by(uint64_t mask)
 {
@@ -353,15 +342,16 @@ static bool has_word(const struct witness *witness)
 enum slurm_sent witness_sent(const struct witness *witness)
 {
 	enum slurm_sent waits = SENT_NOTHING;
-	bool runs = true;
+	struct proc_status status = { .runs = true };
 
 	if (atomic_load(&witness->pid) == 0)
 		return SENT_UNKNOWN;
-	for (int look = 0; (runs || waits != SENT_NOTHING) && look < LOOKS_MAX; look++) {
-		waits = sent_by(pending(witness_present(witness), &runs));
+	for (int look = 0; (status.runs || waits != SENT_NOTHING) && look < LOOKS_MAX; look++) {
+		status = proc_status(witness_present(witness));
+		waits = sent_by(status.pending);
 		if (atomic_load(&witness->asked_to_stop))
 			return SENT_STOP;
-		if (runs || waits != SENT_NOTHING)
+		if (status.runs || waits != SENT_NOTHING)
 			pause_ms(1);
 	}
 	if (waits == SENT_STOP)

@@ -128,7 +128,10 @@ status_is 143 "start ends by SIGTERM although nothing ends the cluster's first p
 leaves_nothing "and cleans up"
 # Somebody still makes files there while it is removed.
 (until [ -d $one/log ]; do :; done; for ((i = 0; i < 40000; i++)); do : >$one/log/$i || exit; done) 2>/dev/null &
+filling=$!
 PATH=$work/bin:$PATH ended_at TERM $one/log/100
+kill $filling 2>/dev/null
+wait $filling 2>/dev/null
 status_is 143 "start ends by SIGTERM although its folder fills"
 leaves_nothing "and cleans up"
 

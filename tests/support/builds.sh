@@ -305,8 +305,8 @@ read_by()
 			for (i = split(sourced[script], words, " "); i > 0; i--) read(words[i])
 		}
 		BEGIN { for (i = 1; i < ARGC; i++) called[base(ARGV[i])] = called[base(ARGV[i])] " " ARGV[i] }
-		/(^|[ \t;])(\.|source)[ =].*\.sh/ {
-			while (match($0, /[^\/ ="]+\.sh/)) {
+		/(^|[ \t;(])(\.|source)[ =].*\.sh/ {
+			while (match($0, /[^\/ ="\047}]+\.sh/)) {
 				sourced[FILENAME] = sourced[FILENAME] called[substr($0, RSTART, RLENGTH)]
 				$0 = substr($0, RSTART + RLENGTH)
 			}

@@ -85,9 +85,9 @@ cluster_test()
 	started=$SECONDS before=$(count FAIL cluster "$name")
 	rm -rf "$own" && mkdir -p "$own" && chmod 1777 "$own" || return 1
 	: >"$log"
-	# As many times as long as there are processes for each core. The machine may become busy later.
+	# A test may take as many times as long as there are processes for each core. The machine may become busy later.
 	read -r load _ </proc/loadavg
-	load=$((${load%.*} / jobs + 1))
+	load=$((${load%.*} / cores + 1))
 	limited $((2 * ${TEST_SECONDS:-$(header "$file" seconds 120)} * (load < 20 ? load : 20))) "$log" env -C "$own" work="$own" \
 		source="$source" build="$(build_of cluster)" prefix="$prefix" cluster="$cluster" \
 		all="$all" LD_LIBRARY_PATH="$prefix/lib" bash "$file" || status=$?

@@ -18,7 +18,7 @@ typedef struct test_way {
 	const int *node_of; /* NULL: all ranks are on one */
 } test_way;
 extern const test_way ways[WAYS];
-/* Of the models that the rank makes next. */
+/* Gives the options of the models that the rank makes next. */
 ddp_model_options plain_by(const test_way *way);
 
 /* Runs `body` in one world with each way of these nodes in turn as its `user`, which is of `ways`: to start ranks takes

@@ -533,6 +533,21 @@ TEST(differences_are_named)
 	facts[3].memlock = 65536;
 	is_only_finding(1, "rank 3 on n1: the limit of locked memory (memlock) is 64 KiB, and others have unlimited");
 
+	/* A node's facts have one vote, however many ranks it has. */
+	make_facts();
+	for (int r = 0; r < RANKS; r++) {
+		facts[r].node = r < 6 ? 0 : r - 5;
+		facts[r].local_rank = r < 6 ? r : 0;
+		strcpy(facts[r].node_name, names[facts[r].node]);
+		strcpy(facts[r].kernel, r < 6 ? "5.14" : "6.1");
+	}
+	is_only_finding(0, "n0: the kernel is 5.14, and others have 6.1");
+	for (int r = 0; r < 6; r++)
+		strcpy(facts[r].kernel, "6.1");
+	facts[3].nofile = facts[5].nofile = 1024;
+	begin_findings();
+	is_only_finding(0, "rank 3 and others on n0: the limit of open files (nofile) is 1024, and others have 4096");
+
 	make_facts();
 	facts[2].nofile = facts[3].nofile = 1024;
 	is_only_finding(1, "n1: the limit of open files (nofile) is 1024, and others have 4096");
@@ -642,16 +657,16 @@ static void is_refused(const char *path, const char *wanted)
 {
 	const char *why = "";
 
-	assert_int_equal(preflight_output_open(path, &why), -1);
+	assert_false(preflight_output_open(&(struct preflight_output){ .path = path }, &why));
 	assert_non_null(strstr(why, wanted));
 }
 
 static bool write_to(const char *path, const char *text)
 {
+	struct preflight_output output = { .path = path };
 	const char *why;
-	const int file = preflight_output_open(path, &why);
 
-	return file >= 0 && preflight_output_write(file, text);
+	return preflight_output_open(&output, &why) && preflight_output_write(&output, text);
 }
 
 static void holds(const char *path, const char *wanted)
@@ -678,20 +693,28 @@ TEST(files_that_cannot_be_written_are_refused)
 	assert_true(write_to("/dev/null", "text"));
 }
 
-/* What a file had stays until it is written. */
+/* What a file had stays until it is written, and no file is made before. */
 TEST(a_text_replaces_a_file_and_follows_in_a_pipe)
 {
 	char file[128], pipe[128], read_back[8] = "";
+	struct preflight_output output = { .path = file };
 	const char *why;
 
 	snprintf(file, sizeof(file), "%s/replaced", test_folder);
 	snprintf(pipe, sizeof(pipe), "%s/pipe", test_folder);
 	assert_true(write_to(file, "the first text"));
-	const int opened = preflight_output_open(file, &why);
-	assert_true(opened >= 0);
+	const int reader = open(file, O_RDONLY);
+	assert_true(preflight_output_open(&output, &why));
 	holds(file, "the first text");
-	assert_true(preflight_output_write(opened, "2nd"));
+	assert_true(preflight_output_write(&output, "2nd"));
 	holds(file, "2nd");
+	assert_int_equal(read(reader, read_back, 3), 3);
+	assert_string_equal(read_back, "the");
+	close(reader);
+	memset(read_back, 0, sizeof(read_back));
+	assert_int_equal(unlink(file), 0);
+	assert_true(preflight_output_open(&output, &why));
+	assert_int_equal(access(file, F_OK), -1);
 	assert_int_equal(mkfifo(pipe, 0600), 0);
 	is_refused(pipe, ""); /* nobody reads it */
 	const int fd = open(pipe, O_RDONLY | O_NONBLOCK);
@@ -717,11 +740,13 @@ TEST(standard_output_is_not_replaced)
 	printf("zero ");
 	first = write_to("/dev/stdout", "one ");
 	second = write_to("/dev/stdout", "two");
+	printf(" three");
+	fflush(stdout);
 	assert_int_equal(dup2(kept, STDOUT_FILENO), STDOUT_FILENO);
 	assert_true(first && second);
 	close(fd);
 	close(kept);
-	holds(path, "zero one two");
+	holds(path, "zero one two three");
 }
 
 /* ---- who runs what ---- */

@@ -79,9 +79,12 @@ same "$opens" \
 	"root opens no files but in three sources"
 # shellcheck disable=SC2086 # paths are words
 same "" "$(cd "${srcdir:-.}" && grep -hE '"/(dev|etc|home|opt|run|tmp|usr|var)[/"]' $opens)" "which name the kernel's files"
+# Each call on a line of its own, of which the first text is to name a kernel's file.
 same "spank/node/supervise.c spank/witness/pump.c" \
-	"$(cd "${srcdir:-.}" && grep -rE '[^a-z_]proc_read\(.*"' spank --include='*.c' | grep -v '"/proc/' | cut -d : -f 1 |
-		LC_ALL=C sort -u | tr '\n' ' ' | sed 's/ $//')" \
+	"$(cd "${srcdir:-.}" && grep -rl '[^a-z_]proc_read(' spank --include='*.c' | LC_ALL=C sort | while read -r file; do
+		! tr '\n' ' ' <"$file" | sed 's/[^a-z_]proc_read(/\n&/g' | sed -n '/^.proc_read(/s/;.*//p' |
+			grep -v '^.proc_read(char ' | grep -qvE '^[^"]*"/proc/' || echo "$file"
+	done | tr '\n' ' ' | sed 's/ $//')" \
 	"so do callers of proc_read(), but for two that are given the path"
 same "spank/identity/master.c" "$(cd "${srcdir:-.}" && grep -rl 'getaddrinfo(' spank --include='*.c')" "names are resolved as the user alone"
 same "" "$(grep -rhE '(^|[^a-z_])dlopen\(' "${srcdir:-.}/spank" --include='*.c' | grep -v RTLD_NOLOAD)" \

@@ -2,6 +2,7 @@
 /* runs: asan; all: unit tsan */
 /* spank/witness, and memory_*() of spank/node/supervise: what a node sees beside the ends of its tasks. */
 #include <errno.h>
+#include <grp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +46,32 @@ static pid_t fork_task(void)
 	pid = fork();
 	assert_true(pid >= 0);
 	return pid;
+}
+
+static void do_nothing(int number)
+{
+	(void)number;
+}
+
+/* The kernel tells a process's groups before its signals. Root alone can have many. */
+TEST(signals_are_read_behind_many_groups)
+{
+	static gid_t groups[4000];
+	int status = -1;
+	pid_t pid = fork();
+
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		for (gid_t i = 0; i < 4000; i++)
+			groups[i] = 100000 + i;
+		_exit(geteuid() == 0 && setgroups(4000, groups) != 0 ? 1
+		      : signal(SIGUSR2, do_nothing) == SIG_ERR       ? 2
+		      : (proc_status(getpid()).caught >> (SIGUSR2 - 1) & 1) == 0 ? 3
+		      : !proc_status(getpid()).runs                  ? 4
+		                                                     : 0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
 }
 
 /* One that makes the witness and ends. */
