@@ -247,7 +247,7 @@ tests_ranks_test_model_refusals_SOURCES = tests/ranks/test_model_refusals.c test
 tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast
 tests_ranks_test_optimizers_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_issue -Wl,--wrap=ddp_wait_timed
 tests_ranks_test_survive_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_survival_begin_update \
-	-Wl,--wrap=ddp_model_set_user_state -Wl,--wrap=ddp_level_resume
+	-Wl,--wrap=ddp_model_set_user_state -Wl,--wrap=ddp_level_resume -Wl,--wrap=ddp_outbox_end
 tests_ranks_test_shards_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_issue
 tests_ranks_test_training_ends_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sigaction
 tests_unit_test_links_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=openat

@@ -2,6 +2,7 @@
 #include "comm/adopt.h"
 
 #include "base/error.h"
+#include "comm/agree.h"
 #include "comm/core/backend.h"
 #include "comm/core/comm.h"
 
@@ -20,6 +21,8 @@ ddp_status ddp_mem_adopt(ddp_comm *comm, ddp_comm *former, void *memory)
 	if (status == DDP_OK && from->backend != to->backend)
 		status = ddp_fail(DDP_ERR_STATE, "memory of a device cannot pass from %s to %s", from->backend->name,
 		                  to->backend->name);
+	/* A device may fail on this rank alone. */
+	status = ddp_comm_agree(comm, status, "keep memory of its device");
 	if (status == DDP_OK && to->backend->adopt != NULL)
 		to->backend->adopt(to->self, from->self, memory);
 	return status;

@@ -11,5 +11,6 @@ void ddp_comm_use_device_of(ddp_comm *comm, const ddp_comm *former);
    `comm` had given it; address and content stay. Collective over `comm`. */
 ddp_status ddp_mem_adopt(ddp_comm *comm, ddp_comm *former, void *memory);
 
-/* Memory of a model is of the communicator (1), or no more (-1): it is not freed meanwhile. */
+/* A model begins (1) or ends (-1) to have device memory of the communicator. ddp_comm_free() refuses while a model has
+   some. */
 void ddp_comm_hold(ddp_comm *comm, int change);

@@ -353,8 +353,8 @@ ddp_status ddp_comm_free(ddp_comm *comm)
 	if (comm->is_world)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_free(): the world communicator belongs to its context");
 	if (atomic_load(&comm->models) + atomic_load(&comm->memories) > 0)
-		return ddp_fail(DDP_ERR_STATE, "ddp_comm_free(): a model is still trained on the communicator, or has a device's memory "
-		                "of it: free the model before");
+		return ddp_fail(DDP_ERR_STATE, "ddp_comm_free(): a model is still trained on the communicator, or uses device memory "
+		                "that the communicator gave it: free the model first");
 	if (ddp_roster_check_owner(comm->roster, "ddp_comm_free()") != DDP_OK || ddp_request_may_wait("ddp_comm_free()") != DDP_OK)
 		return DDP_ERR_STATE;
 	return ddp_comm_close(comm);
@@ -592,7 +592,7 @@ static bool has_rank(const ddp_comm *comm, int world_rank)
 ddp_status ddp_comm_lost(ddp_comm *comm, const ddp_comm *left, bool *dead)
 {
 	const struct timespec pause = { .tv_nsec = 1000000 };
-	const uint64_t deadline_ns = ddp_now_ns() + 5000000000u;
+	const uint64_t deadline_ns = ddp_ms_from_now(5000);
 
 	for (int i = 0; i < comm->node.size; i++) {
 		const int world_rank = ddp_comm_world_rank(comm, comm->node.ranks[i]);

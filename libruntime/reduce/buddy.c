@@ -57,33 +57,30 @@ static int64_t owned_by(const ddp_units *units, int rank)
 	return count;
 }
 
-typedef ddp_status (*alloc)(const ddp_place *place, size_t bytes, void **memory);
-
-static bool make_copy(const ddp_model *model, int64_t count, alloc give, copy *made)
+static bool make_copy(const ddp_model *model, int64_t count, copy *made)
 {
 	bool complete = true;
 
 	made->step = -1;
 	for (int i = 0; i <= model->optim.state_count; i++) {
 		void *memory = NULL;
-		complete = complete && give(&model->place, ((size_t)count + 1) * sizeof(float), &memory) == DDP_OK;
+		complete = complete && ddp_place_alloc_host(&model->place, ((size_t)count + 1) * sizeof(float), &memory) == DDP_OK;
 		made->values[i] = memory;
 	}
 	return complete;
 }
 
-static void free_copy(const ddp_place *place, void (*take)(const ddp_place *place, void *memory), copy *freed)
+static void free_copy(const ddp_place *place, copy *freed)
 {
 	for (int i = 0; i < PARTS; i++)
-		take(place, freed->values[i]);
+		ddp_place_free_host(place, freed->values[i]);
 }
 
 static bool make_ward(const ddp_model *model, int rank, ward *made)
 {
 	made->rank = rank;
 	made->count = owned_by(&model->units, rank);
-	return make_copy(model, made->count, ddp_place_alloc_host, &made->copies[0]) &&
-	       make_copy(model, made->count, ddp_place_alloc_host, &made->copies[1]);
+	return make_copy(model, made->count, &made->copies[0]) && make_copy(model, made->count, &made->copies[1]);
 }
 
 bool ddp_buddy_shares(const ddp_model *model)
@@ -94,7 +91,7 @@ bool ddp_buddy_shares(const ddp_model *model)
 	return options->buddy && !options->late_gather && model->place.device == NULL && ddp_comm_nodes(model->comm) == 1;
 }
 
-/* Where all ranks have what an update changes. */
+/* Finds where all ranks keep the shards that an update changes. */
 static ddp_status share(const ddp_model *model, ddp_buddy *b)
 {
 	const int ranks = model->units.ranks;
@@ -193,7 +190,7 @@ static ddp_status read_params(const ddp_model *model, int rank, float *to)
 		status = ddp_outbox_copy(outbox, to, model->params + begin, (size_t)(end - begin) * sizeof(*to));
 		to += end - begin;
 	}
-	return status == DDP_OK ? ddp_outbox_end_copies(outbox) : status;
+	return status;
 }
 
 static ddp_status read_wards(ddp_model *model)
@@ -207,7 +204,7 @@ static ddp_status read_wards(ddp_model *model)
 	return status;
 }
 
-/* Otherwise the end of the transfer does it. */
+/* If this function does not read the parameters, end_transfer() does. */
 void ddp_buddy_read(ddp_model *model)
 {
 	if (model->buddy != NULL && model->place.device != NULL && model->buddy->under_way && !model->buddy->read)
@@ -301,6 +298,8 @@ ddp_status ddp_buddy_settle(ddp_model *model)
 		status = begin_transfer(model);
 	if (status == DDP_OK)
 		status = end_transfer(model, true);
+	if (status != DDP_OK)
+		status = fail_all(model, status);
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "a copy of the optimizer's state");
 }
 
@@ -329,15 +328,18 @@ void ddp_buddy_forget(ddp_model *model, int64_t steps)
 void ddp_buddy_close(ddp_model *model)
 {
 	ddp_buddy *b = model->buddy;
+	ddp_kept_error why;
 
 	if (b == NULL)
 		return;
+	/* The caller may return the error that made it close. */
+	ddp_error_keep(&why, DDP_ERR_STATE);
 	if (b->wards != NULL)
 		(void)end_transfer(model, false);
 	(void)ddp_place_sync(&model->place);
 	for (int w = 0; w < b->ward_count; w++) {
-		free_copy(&model->place, ddp_place_free_host, &b->wards[w].copies[0]);
-		free_copy(&model->place, ddp_place_free_host, &b->wards[w].copies[1]);
+		free_copy(&model->place, &b->wards[w].copies[0]);
+		free_copy(&model->place, &b->wards[w].copies[1]);
 	}
 	ddp_undo_close(model, &b->undo);
 	ddp_outbox_close(&b->outbox);
@@ -346,6 +348,7 @@ void ddp_buddy_close(ddp_model *model)
 	free(b->buddies);
 	free(b);
 	model->buddy = NULL;
+	(void)ddp_error_return(&why);
 }
 
 /* ---- around an update -------------------------------------------------------------------------- */
@@ -487,9 +490,11 @@ static ddp_status read_shared(const move *m, int rank, int part, size_t bytes)
 {
 	const ddp_model *former = m->former;
 
-	undo_rank(former, rank, former->steps + 1);
-	if (part == 0)
+	/* This undoes all parts; part 0 is the first. */
+	if (part == 0) {
+		undo_rank(former, rank, former->steps + 1);
 		return read_params(former, rank, m->values);
+	}
 	memcpy(m->values, former->buddy->states[rank * DDP_OPTIM_STATES_MAX + part - 1], bytes);
 	return DDP_OK;
 }

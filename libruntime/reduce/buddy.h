@@ -19,7 +19,8 @@
 
 /* Whether ranks share the optimizer's state, which is then memory of ddp_mem_alloc(). */
 bool ddp_buddy_shares(const ddp_model *model);
-/* As keep_undo(), undo() and set_steps() of a strategy. Without a buddy copy, the functions below do nothing. */
+/* A strategy has these functions as keep_undo(), undo() and set_steps(). Without a buddy copy, the functions below do
+   nothing. ddp_buddy_forget(): the copies are stale, because the program has changed parameters or state. */
 ddp_status ddp_buddy_open(ddp_model *model);
 void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead);
 void ddp_buddy_forget(ddp_model *model, int64_t steps);
@@ -33,13 +34,14 @@ void ddp_buddy_send(ddp_model *model);
 /* The step under way has its first bucket, and all parameters of the last one are there: a device begins to copy those
    that wards own. */
 void ddp_buddy_read(ddp_model *model);
-/* Waits until a device copies nothing, so that parameters and state may be written between two steps. */
+/* Waits until a device copies nothing, so that parameters and state may be written between two steps. On the host this
+   function does nothing: messages of the state may still be under way. */
 ddp_status ddp_buddy_rest(ddp_model *model);
 /* Waits until this rank has sent and received the copies of the last step. An error breaks the communicator. */
 ddp_status ddp_buddy_settle(ddp_model *model);
 /* If there are no copies yet, or not since a load: makes them, and waits until all are whole. Collective. */
 ddp_status ddp_buddy_renew(ddp_model *model);
-/* As `keep` of ddp_update, for the step under way of the model `keeper`. */
+/* ddp_update calls this function as its `keep`, for the step under way of the model `keeper`. */
 void ddp_buddy_keep(void *keeper, int64_t begin, int64_t end, int64_t at);
 
 /* After a failure: the last step of which this rank has all copies that it is to have. Ends what is under way. */

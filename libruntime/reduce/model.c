@@ -11,6 +11,7 @@
 #include "device/device.h"
 #include "kernels.h"
 #include "reduce/agree.h"
+#include "reduce/buddy.h"
 #include "reduce/fit.h"
 #include "reduce/hypers.h"
 #include "reduce/survival.h"
@@ -292,6 +293,7 @@ ddp_status ddp_model_broadcast_params(ddp_model *model)
 		return ddp_model_fail(model, status);
 	}
 	ddp_model_round(model, 0, model->layout.buffers);
+	ddp_buddy_forget(model, model->steps);
 	return DDP_OK;
 }
 

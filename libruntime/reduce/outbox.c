@@ -15,8 +15,6 @@ static ddp_status make_copies(ddp_outbox *made)
 	ddp_status status = ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &made->queue);
 	if (status == DDP_OK)
 		status = ddp_device_event_create(device, &made->from);
-	if (status == DDP_OK)
-		status = ddp_device_event_create(device, &made->mark);
 	for (int i = 0; i < made->states && status == DDP_OK; i++) {
 		status = ddp_place_alloc_host(&made->place, ((size_t)made->count + 1) * sizeof(float), &memory);
 		made->copies[i] = status == DDP_OK ? memory : NULL;
@@ -41,7 +39,6 @@ void ddp_outbox_close(ddp_outbox *outbox)
 		ddp_place_free_host(&outbox->place, outbox->copies[i]);
 	if (device != NULL) {
 		(void)ddp_device_event_free(device, outbox->from);
-		(void)ddp_device_event_free(device, outbox->mark);
 		(void)ddp_device_queue_free(device, outbox->queue);
 	}
 	*outbox = (ddp_outbox){ 0 };
@@ -75,7 +72,7 @@ ddp_status ddp_outbox_send(ddp_outbox *outbox)
 		status = ddp_outbox_copy(outbox, outbox->copies[i], outbox->state[i], bytes);
 	if (status == DDP_OK)
 		status = ddp_device_launch(outbox->place.device, outbox->queue, issue, outbox);
-	return status == DDP_OK ? ddp_outbox_end_copies(outbox) : status;
+	return status;
 }
 
 ddp_status ddp_outbox_begin_copies(ddp_outbox *outbox)
@@ -96,14 +93,9 @@ ddp_status ddp_outbox_copy(ddp_outbox *outbox, void *to, const void *from, size_
 	return DDP_OK;
 }
 
-ddp_status ddp_outbox_end_copies(ddp_outbox *outbox)
-{
-	return outbox->queue != NULL ? ddp_device_event_record(outbox->place.device, outbox->mark, outbox->queue) : DDP_OK;
-}
-
 ddp_status ddp_outbox_rest(const ddp_outbox *outbox)
 {
-	return outbox->queue != NULL ? ddp_device_event_sync(outbox->place.device, outbox->mark) : DDP_OK;
+	return outbox->queue != NULL ? ddp_device_queue_sync(outbox->place.device, outbox->queue) : DDP_OK;
 }
 
 ddp_status ddp_outbox_end(ddp_outbox *outbox)

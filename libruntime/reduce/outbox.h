@@ -21,7 +21,7 @@ typedef struct ddp_outbox {
 	const float *state[DDP_OPTIM_STATES_MAX];
 	float *copies[DDP_OPTIM_STATES_MAX]; /* of a device's state; or NULL */
 	struct ddp_device_queue *queue; /* of a device; or NULL */
-	struct ddp_device_event *from, *mark; /* what the model's queue held when the copies began; the end of the last one */
+	struct ddp_device_event *from; /* what the model's queue held when the copies began; or NULL */
 	ddp_request *sends[DDP_OPTIM_STATES_MAX];
 	ddp_kept_error error; /* of issuing these */
 } ddp_outbox;
@@ -39,12 +39,11 @@ ddp_status ddp_outbox_send(ddp_outbox *outbox);
    ddp_place_alloc_host(). */
 ddp_status ddp_outbox_begin_copies(ddp_outbox *outbox);
 ddp_status ddp_outbox_copy(ddp_outbox *outbox, void *to, const void *from, size_t bytes);
-ddp_status ddp_outbox_end_copies(ddp_outbox *outbox);
 
-/* Waits until all is copied; what was copied may then be written. */
+/* Waits until all is copied; what was copied may then be written. After an error, nothing runs on the queue either. */
 ddp_status ddp_outbox_rest(const ddp_outbox *outbox);
 /* Waits until all is copied and sent. */
 ddp_status ddp_outbox_end(ddp_outbox *outbox);
 
-/* Waits for requests, as far as there are some, which become NULL. */
+/* Waits for all requests that are not NULL. They become NULL. */
 ddp_status ddp_outbox_end_requests(ddp_request *requests[DDP_OPTIM_STATES_MAX]);

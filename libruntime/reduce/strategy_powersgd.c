@@ -549,7 +549,7 @@ static void set_steps(ddp_model *model, int64_t steps)
 	powersgd *p = powersgd_of(model);
 
 	(void)steps;
-	/* A failure is the device's, and known to the next who uses it. */
+	/* Only a device can fail here. Its next call then returns the error. */
 	if (p->kept != NULL && ddp_comm_rank(model->comm) > 0)
 		(void)ddp_place_clear(&model->place, p->kept, (size_t)p->plan.kept * sizeof(*p->kept));
 }

@@ -89,15 +89,17 @@ static ddp_status begin_copies(ddp_model *model)
 	double most[2] = { (double)sent / (1 << 20), (double)kept / (1 << 20) };
 	if (status == DDP_OK)
 		status = ddp_all_reduce(model->comm, most, most, 2, DDP_F64, DDP_MAX);
-	if (status == DDP_OK && ddp_comm_rank(model->comm) == 0 && ddp_buddy_shares(model))
+	if (status != DDP_OK || ddp_comm_rank(model->comm) != 0)
+		return status;
+	if (ddp_buddy_shares(model))
 		ddp_log(DDP_LOG_INFO, "each rank's shard of the optimizer's state lies in memory that all ranks share, as they are "
 		        "on one node: a rank takes up to %.1f MiB of memory more for what an update changes", most[1]);
-	else if (status == DDP_OK && ddp_comm_rank(model->comm) == 0)
+	else
 		ddp_log(DDP_LOG_INFO, "each rank's shard of the optimizer's state has a buddy copy on %s: a rank sends up to %.1f MiB "
 		        "after each step, the first time in %.3f s, and takes up to %.1f MiB of memory for this",
 		        ddp_comm_nodes(model->comm) > 1 ? "another node" : "another rank of the same node, as there is no other",
 		        most[0], seconds, most[1]);
-	return status;
+	return DDP_OK;
 }
 
 ddp_status ddp_survival_open(ddp_model *model)
@@ -113,6 +115,7 @@ ddp_status ddp_survival_open(ddp_model *model)
 	if (status == DDP_OK && model->buddy != NULL)
 		status = begin_copies(model);
 	if (status != DDP_OK) {
+		ddp_buddy_close(model);
 		ddp_survival_close(model);
 		return status;
 	}

@@ -9,8 +9,8 @@
 #include "comm/agree.h"
 #include "reduce/model_state.h"
 
-/* A rank's memory: for each piece, the step before whose update it was copied; then, or as `own`, parameters and each
-   state. A piece is copied before its step is set, and changed afterwards. */
+/* A rank's memory holds, for each piece, the step before whose update the piece was copied. Parameters and each state
+   follow there, or lie in `own`. A piece is copied before its step is set, and changed afterwards. */
 typedef struct area {
 	_Atomic int64_t *copied;
 	float *values[1 + DDP_OPTIM_STATES_MAX];
@@ -26,7 +26,7 @@ static area area_of(const ddp_model *model, const ddp_undo *undo, int rank)
 	return a;
 }
 
-/* A failure is the device's, and known to the next who uses it. */
+/* Only a device can fail here. Its next call then returns the error. */
 static void copy(const ddp_model *model, float *to, const float *from, int64_t count)
 {
 	(void)ddp_place_copy(&model->place, to, from, (size_t)count * sizeof(*to));

@@ -20,7 +20,7 @@ void ddp_undo_close(const ddp_model *model, ddp_undo *undo);
 /* Step `step` is about to update elements [begin, end), which begin a piece, and whose state is at `at`. On a device,
    this and ddp_undo_rank() are done in the order of its queue. Any thread. */
 void ddp_undo_keep(const ddp_model *model, const ddp_undo *undo, int64_t step, int64_t begin, int64_t end, int64_t at);
-/* Steps may come again, from other parameters. */
+/* Forgets all copies, because the program may repeat steps from other parameters. */
 void ddp_undo_forget(const ddp_model *model, const ddp_undo *undo);
 
 /* Undoes what step `step` has changed of what `rank` owns: in arenas[count] of parameters, and in the rank's states. */

@@ -10,6 +10,7 @@
 #include "base/options.h"
 #include "comm/agree.h"
 #include "context.h"
+#include "reduce/buddy.h"
 #include "reduce/model.h"
 #include "reduce/step.h"
 #include "state/leader.h"
@@ -203,6 +204,7 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 		        "a run that had diverged?", params->path, transfer->not_finite);
 	/* Before ddp_model_broadcast_params(), parameters that are not loaded have no bf16 yet. */
 	ddp_model_round_all(model);
+	ddp_buddy_forget(model, ddp_model_step_count(model));
 	ddp_model_set_partly_updated(model, false);
 	*loaded = 0;
 	for (int i = 0; i < transfer->tensors.count; i++)

@@ -33,7 +33,7 @@ enum { KEEP_DEFAULT = 3 };
 
 /* ---- room for a copy ------------------------------------------------------------------ */
 
-/* Memory for a copy of a model, which a thread of its own may fill with pages. Begins as zeros. */
+/* Memory for a copy of a model, which a thread of its own may fill with pages. The struct begins as zeros. */
 struct room {
 	float *memory; /* [elements], or NULL */
 	int64_t elements;
@@ -125,6 +125,13 @@ static void follow(void *model)
 {
 	if (ddp_model_saves(model))
 		(void)await_file(model);
+}
+
+void ddp_save_follow(ddp_model *model, bool saves)
+{
+	ddp_model_set_saves(model, saves);
+	if (saves && ddp_model_attached(model) == NULL)
+		ddp_model_attach(model, model, follow);
 }
 
 static struct owner *owner_of(const ddp_model *model)
@@ -588,10 +595,7 @@ ddp_status ddp_checkpoint_save_async(ddp_model *model, ddp_loader *loader, const
 {
 	const ddp_status status = save_by(model, loader, dir, keep, begin_file);
 
-	if (status == DDP_OK) {
-		ddp_model_set_saves(model, true);
-		if (ddp_model_attached(model) == NULL)
-			ddp_model_attach(model, model, follow);
-	}
+	if (status == DDP_OK)
+		ddp_save_follow(model, true);
 	return status;
 }

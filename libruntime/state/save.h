@@ -17,3 +17,7 @@ void ddp_save_reserve(ddp_model *model);
 /* Waits until a checkpoint that is written beside training is; that it was not is a warning
    here. Collective. An error: the communicator is broken. */
 ddp_status ddp_save_end(ddp_model *model);
+
+/* All ranks agree on whether rank 0 writes a checkpoint beside training. If it does, ddp_model_free() waits for the end
+   with all of them. */
+void ddp_save_follow(ddp_model *model, bool saves);

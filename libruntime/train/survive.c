@@ -17,6 +17,7 @@
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
 #include "renewal.h"
+#include "state/save.h"
 #include "watch/page.h"
 #include "watch/watch.h"
 
@@ -131,7 +132,7 @@ static ddp_status fit(ddp_model *model, ddp_loader *loader, ddp_comm *left, cons
 	const bool same_first = ddp_comm_world_rank(left, 0) == ddp_comm_world_rank(former, 0);
 
 	/* Nobody can tell any more whether a rank 0 that is lost has written its checkpoint. */
-	ddp_model_set_saves(model, same_first && all[0].saves != 0);
+	ddp_save_follow(model, same_first && all[0].saves != 0);
 	ddp_status status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
 	if (status == DDP_OK)
 		status = ddp_model_refit(model, left, ddp_buddy_holders(model));
@@ -329,7 +330,7 @@ static ddp_status join_with(ddp_model *model, ddp_loader *loader, ddp_comm *worl
 	if (status != DDP_OK)
 		return status;
 	*leads = root == ddp_comm_rank(world);
-	ddp_model_set_saves(model, all[0].whole != 0 && all[0].saves != 0);
+	ddp_save_follow(model, all[0].whole != 0 && all[0].saves != 0);
 	status = ddp_join(model, world, all, root);
 	if (status == DDP_OK)
 		status = ddp_comm_agree(world, seek(loader, world, &all[root]), "set its loader to the step");

@@ -62,6 +62,8 @@ static ddp_status batch_of(void *user, ddp_model *model, const ddp_batch *batch,
 
 	test_step_die(IN_STEP, (int)model->steps + 1);
 	test_step_await_harms((int)model->steps + 1);
+	/* ddp_model_free() waits for the end of a save with all ranks. */
+	CHECK(!ddp_model_saves(model) || ddp_model_attached(model) != NULL);
 	ddp_status status = ddp_model_param_wait(model, DDP_ALL_PARAMS);
 	if (status != DDP_OK)
 		return status;
@@ -140,8 +142,8 @@ static ddp_status loop(ddp_model *model, ddp_loader *loader, ddp_loader *evaluat
 {
 	const ddp_train_options options = {
 		DDP_TRAIN_OPTIONS_FIELDS, .steps = LAST, .checkpoint_dir = test_folder, .resume = true,
-		.checkpoint_every = EVERY, .on_step = after_step, .survive = true, .evaluate_loader = evaluation,
-		.evaluate = evaluate_batch, .on_evaluate = evaluated, .evaluate_every = EVERY / 2,
+		.checkpoint_every = EVERY, .checkpoint_async = run->of.scaled, .on_step = after_step, .survive = true,
+		.evaluate_loader = evaluation, .evaluate = evaluate_batch, .on_evaluate = evaluated, .evaluate_every = EVERY / 2,
 	};
 
 	test_step_die(BEFORE_TRAIN, 0);
@@ -296,8 +298,8 @@ static const kind kinds[] = {
 	  .own_loop = true, .buddy = true, .late = true, .device = true },
 	{ "one node, f16, an own loop", 4, NULL, DDP_SHARD_NONE, DDP_COMPRESS_F16, 2, .scaled = true, .own_loop = true },
 };
-/* Of these, each rank keeps the only copy of its shard, except for its buddy on two nodes, r ^ 2 of rank r; on one node
-   all ranks share memory. */
+/* These kinds shard the optimizer's state. On two nodes, the buddy of rank r is rank r ^ 2. On one node, ranks share the
+   memory of shards, except on devices, where a rank of the node is the buddy. */
 static const kind *const state_nodes = &kinds[5], *const grads_node = &kinds[7], *const grads_nodes = &kinds[8],
                   *const state_devices = &kinds[10];
 /* EXACT: the first step from a checkpoint has the bits of others, which f16 does not promise. */

@@ -17,7 +17,7 @@
 
 static bool ucx_has_cuda = true; /* as the plugin is told */
 
-/* Of CUDA memory, in this process. */
+/* Counts the calls of UCX for CUDA memory in this process. */
 static struct {
 	int mapped, moved, moved_unregistered;
 	int flushed;

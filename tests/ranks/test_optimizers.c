@@ -210,7 +210,7 @@ TEST_RUNS(ranks_train_apart, assert_int_equal(run_ranks(2, local_body, NULL), 0)
 
 /* ---- checkpoints --------------------------------------------------------------------------- */
 
-/* Where checkpoints of an optimizer are */
+/* Returns the folder that has the checkpoints of an optimizer. */
 static const char *folder_of(ddp_optimizer optimizer)
 {
 	static char path[TEST_FOLDER_BYTES + 32];

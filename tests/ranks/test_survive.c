@@ -17,6 +17,7 @@
 #include "reduce/buddies.h"
 #include "reduce/buddy.h"
 #include "reduce/model_state.h"
+#include "reduce/outbox.h"
 #include "reduce/survival.h"
 #include "tests/device/nccl_standin.h"
 #include "tests/support/comm_ranks.h"
@@ -51,6 +52,7 @@ typedef struct shared {
 	unsigned int dying;      /* bits: ranks that die, */
 	unsigned int lagging;    /* ranks that miss the end of step FATAL, after which those that die do; 0: none */
 	unsigned int unable;     /* ranks that have no memory for the program's state while they recover */
+	bool transfer_fails;     /* on rank 1 alone */
 	bool resume_fails;       /* when the model is fitted to those that are left */
 	unsigned int later;      /* these ranks die 3 steps later; ANYWHERE: `pause` later; */
 	bool evaluates;          /* or, if this is set, when they evaluate step FATAL - 1 */
@@ -142,6 +144,17 @@ ddp_status __wrap_ddp_level_resume(ddp_model *model, bool learned, bool clears);
 ddp_status __wrap_ddp_level_resume(ddp_model *model, bool learned, bool clears)
 {
 	return run->resume_fails ? ddp_fail(DDP_ERR_IO, "the device fails late") : __real_ddp_level_resume(model, learned, clears);
+}
+
+ddp_status __real_ddp_outbox_end(ddp_outbox *outbox);
+ddp_status __wrap_ddp_outbox_end(ddp_outbox *outbox);
+
+ddp_status __wrap_ddp_outbox_end(ddp_outbox *outbox)
+{
+	const bool fails = run->transfer_fails && own_rank == 1 && outbox->sends[0] != NULL;
+	const ddp_status status = __real_ddp_outbox_end(outbox);
+
+	return fails ? ddp_fail(DDP_ERR_IO, "the device fails") : status;
 }
 
 /* What the program keeps with the model: the ranks that have done the last step. */
@@ -240,8 +253,11 @@ static ddp_status evaluated(void *user, int64_t step, double loss, double weight
 
 static void change(ddp_model *model)
 {
-	for (int p = 0; p <= BUFFER && own_rank == 0; p += BUFFER)
-		mlp_set_first(model, p, mlp_first(model, p) + 1);
+	CHECK_OK(ddp_model_param_wait(model, DDP_ALL_PARAMS));
+	if (own_rank == 0) {
+		mlp_start(model);
+		mlp_set_first(model, BUFFER, mlp_first(model, BUFFER) + 1);
+	}
 	CHECK_OK(ddp_model_broadcast_params(model));
 }
 
@@ -255,6 +271,8 @@ static void go_back(ddp_model *model, ddp_loader *loader)
 	if (model->steps != FATAL)
 		return;
 	CHECK_OK(ddp_checkpoint_load(model, loader, test_folder, &step));
+	/* Copies are made that the change then makes stale. */
+	CHECK_OK(ddp_survive(model, loader, DDP_OK, &step));
 	change(model);
 	run->ended[own_rank][FATAL] = 0;
 	went_back = true;
@@ -415,6 +433,51 @@ static int models_body_of(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_survive(one, NULL, DDP_OK, &steps));
 	run->status[own_rank] = one->survival->of_writer ? several : DDP_ERR_STATE;
 	ddp_model_free(one);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+/* No rank waits for the deadline, although rank 1 stays. */
+static int copies_body_of(ddp_comm *comm, void *argument)
+{
+	ddp_context context = test_context_of(comm);
+
+	own_rank = context.job.rank;
+	ddp_model *model = model_made(&context);
+	CHECK_OK(ddp_buddy_open(model));
+	run->status[own_rank] = ddp_buddy_renew(model);
+	atomic_fetch_add(&run->arrived, 1);
+	while (atomic_load(&run->arrived) < run->world.ranks)
+		usleep(1000);
+	ddp_model_free(model);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+/* Rank 0 writes a checkpoint, of which rank 1 has not heard when rank 2 dies. */
+static int saves_body_of(ddp_comm *comm, void *argument)
+{
+	ddp_context context = test_context_of(comm);
+	int64_t steps;
+
+	own_rank = context.job.rank;
+	ddp_model *model = model_made(&context);
+	ddp_set_log(keep_warning, NULL, DDP_LOG_WARN);
+	CHECK_OK(ddp_survive(model, NULL, DDP_OK, &steps));
+	CHECK_OK(ddp_checkpoint_save_async(model, NULL, test_folder, 3));
+	if (own_rank != 0) {
+		ddp_model_set_saves(model, false);
+		ddp_model_attach(model, NULL, NULL);
+	}
+	atomic_fetch_add(&run->arrived, 1);
+	while (own_rank == 2 && atomic_load(&run->arrived) < 3)
+		usleep(1000);
+	if (own_rank == 2)
+		kill(getpid(), SIGKILL);
+	CHECK_OK(ddp_survive(model, NULL, ddp_barrier(comm), &steps));
+	/* Both ranks wait for the end of the save. */
+	CHECK(ddp_model_saves(model) && ddp_model_attached(model) != NULL);
+	ddp_model_free(model);
 	ddp_watch_close(context.watch);
 	return 0;
 }
@@ -597,11 +660,12 @@ static void survive_as(const world *of)
 	              (int)run->point, (unsigned int)run->delay, (long long)last);
 	/* If the copy of a step was not whole, the step is taken back. From FORWARD to UPDATE, it is whole. */
 	const bool at_end = run->point == AFTER || run->point == EVALUATING || (of->device && run->point == BEFORE);
-	const bool incomplete = of->buddy && at_end;
+	const bool shares = of->buddy && !of->late && !of->device && of->node_of == NULL;
+	const bool copies = of->buddy && !shares, incomplete = copies && at_end;
 	assert_true(run->point == ANYWHERE || last == FATAL - 1 || last == FATAL || (incomplete && last == FATAL - 2));
 	for (int64_t step = 1; step <= LAST; step++) {
 		const bool again = run->point == ANYWHERE || (incomplete && step == FATAL - 1) || (run->later != 0 && step == FATAL + 2);
-		const int most = of->buddy && again ? 2 : 1;
+		const int most = copies && again ? 2 : 1;
 		for (int r = 0; r < of->ranks; r++)
 			assert_true((seen->ended[r][step] >= 1 && seen->ended[r][step] <= most && seen->norm[r][step] > 0) ||
 			            (dying >> r & 1) != 0);
@@ -784,6 +848,30 @@ TEST(all_end_if_one_cannot_recover)
 			                                        : "could not put back its buffers and the program's state"));
 		}
 	}
+}
+
+TEST(one_rank_cannot_send_its_copy)
+{
+	const world *of = with_buddies(0);
+	const test_world started = { .ranks = of->ranks, .node_of = of->node_of, .body = copies_body_of, .timeout_ms = 5000 };
+
+	memset(run, 0, sizeof(*run));
+	run->world = *of;
+	run->transfer_fails = true;
+	assert_int_equal(test_world_run(&started), 0);
+	for (int r = 0; r < of->ranks; r++)
+		assert_int_equal(run->status[r], r == 1 ? DDP_ERR_IO : DDP_ERR_ABORTED);
+}
+
+TEST(a_save_goes_on_with_those_that_are_left)
+{
+	const test_world started = { .ranks = 3, .body = saves_body_of, .expect_deaths = true };
+
+	memset(run, 0, sizeof(*run));
+	folder_empty(NULL);
+	run->world = worlds[1];
+	assert_int_equal(test_world_run(&started), 0);
+	assert_non_null(strstr(run->warning[0], "2 of 3 ranks go on"));
 }
 
 TEST(buddies_are_on_other_nodes)

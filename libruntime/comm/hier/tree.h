@@ -8,7 +8,7 @@
 
 enum { DDP_TREE_DEGREE = 31 };
 
-/* Of n nodes and k chunks: */
+/* A broadcast of k chunks goes to n nodes in one of these forms. */
 typedef enum ddp_tree_form {
 	DDP_TREE_BINOMIAL, /* the root sends each chunk log2(n) times: least for one chunk or two */
 	DDP_TREE_BINARY,   /* each node sends each chunk twice: least for many nodes */

@@ -73,5 +73,5 @@ typedef struct ddp_nccl_lane {
 	uint64_t error_ns;
 	char error_text[DDP_FAILURE_TEXT];
 	bool aborted;
-	uint64_t stopped_ns;         /* 0: messages go on; else those that are matched end */
+	uint64_t stop_by_ns;         /* 0: messages go on; otherwise those that are matched end by then */
 } ddp_nccl_lane;

@@ -207,11 +207,11 @@ static void stop_messages(ddp_nccl_lane *lane)
 {
 	if (!ddp_nccl_messages_stop(lane) || lane->aborted)
 		return;
-	if (lane->stopped_ns == 0)
-		lane->stopped_ns = ddp_now_ns();
+	if (lane->stop_by_ns == 0)
+		lane->stop_by_ns = ddp_ms_from_now(lane->comm->timeout_ms);
 	if (ddp_comm_check(lane->comm) != DDP_OK) {
 		abort_nccl(lane);
-	} else if (ddp_now_ns() >= lane->stopped_ns + (uint64_t)lane->comm->timeout_ms * 1000000) {
+	} else if (ddp_now_ns() >= lane->stop_by_ns) {
 		ddp_nccl_messages_begin_abort(lane);
 		ddp_nccl_messages_await_abort(lane);
 		lane->aborted = true;

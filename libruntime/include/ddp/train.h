@@ -156,9 +156,12 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * - The model has local SGD, or is compressed by PowerSGD or a hook.
  * - Each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes or on a device,
  *   and DDP_SHARD_GRADIENTS), and the model lacks the option buddy.
- * Costs: a copy of this rank's share of parameters and optimizer state if ranks of a node share the update, and that
- * updates begin when all gradients have come. With buddy, another two copies of another rank's share. Of a model on a
- * device, these two lie in the host's memory, with one of the share that the rank sends. Collective.
+ * - srun starts ranks again (restart=), and the model has the option comm, or the program trains several models on all
+ *   ranks, or it gave ddp_init() a store, a wire-up or a job of its own.
+ * Costs: updates begin when all gradients have come. If ranks of a node share the update, and with buddy, a rank keeps a
+ * copy of its share of parameters and optimizer state. If ranks send their shards to buddies, a rank also keeps two copies
+ * of another rank's share. A model on a device has these two copies in the host's memory, with one copy of the share that
+ * the rank sends. Collective.
  */
 DDP_API ddp_status ddp_survive(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t *steps);
 
