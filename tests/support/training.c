@@ -21,7 +21,8 @@ static const int64_t sizes[MLP_PARAMS] = {
 	MLP_HIDDEN * MLP_INPUTS, MLP_HIDDEN, MLP_CLASSES * MLP_HIDDEN, MLP_CLASSES
 };
 
-/* What a sanitizer would look for is not here, and it takes most of a training's time. */
+/* Sanitizers do not check these functions: nothing that they look for happens here, and this code takes most of a
+   training's time. */
 #define SLOW __attribute__((no_sanitize("address", "thread", "undefined")))
 
 /* splitmix64: a number in [-1, 1) for each index. */
