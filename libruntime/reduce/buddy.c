@@ -37,7 +37,7 @@ typedef struct ddp_buddy {
 	int ward_count;
 	int64_t count;   /* elements that this rank owns */
 	ddp_undo undo;
-	float **states;  /* [ranks][states]: where this process has those of all ranks, which share memory; NULL: they do not */
+	float **states;  /* [ranks][states]: where this process has those of all ranks; NULL: they share none */
 	ddp_outbox outbox;
 	int64_t sent;    /* the step whose copy was sent last; -1: none that counts */
 	bool under_way;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* buddy: if each rank keeps the only copy of its shard of the optimizer's state (strategy_scatter.c), another rank, its
-   buddy, keeps a copy of the shard, so that ranks can go on without those that have died (reduce/survival.h). The buddy is
-   on another node, if there is one.
+/* buddy: if each rank keeps the only copy of its shard of the optimizer's state (strategy_scatter.c), another rank,
+   its buddy, keeps a copy of the shard, so that ranks can go on without those that have died (reduce/survival.h). The
+   buddy is on another node, if there is one.
 
-   When a step has ended, its state travels to the buddies while forward and backward of the next step run. Each rank waits
-   for what it sends and receives before it tells the totals of that next step (step.c). So if any rank has the totals,
-   all copies of the step before are whole. Only then ranks update. A rank keeps what the update changes of its own shard,
-   and the last two copies of each shard whose buddy it is. So the ranks that are left can all go to the last step that a
-   rank has ended, or, if a rank died before its buddy had all of that step, to the step before.
+   When a step has ended, its state travels to the buddies while forward and backward of the next step run. Each rank
+   waits for what it sends and receives before it tells the totals of that next step (step.c). So if any rank has the
+   totals, all copies of the step before are whole. Only then ranks update. A rank keeps what the update changes of
+   its own shard, and the last two copies of each shard whose buddy it is. So the ranks that are left can all go to
+   the last step that a rank has ended, or, if a rank died before its buddy had all of that step, to the step before.
 
-   If all ranks are on one node, nothing travels: what a rank owns, and what an update changes of it, lie in memory that
-   all ranks share. So a rank that is left reads a dead rank's shard there.
+   If all ranks are on one node, nothing travels: what a rank owns, and what an update changes of it, lie in memory
+   that all ranks share. So a rank that is left reads a dead rank's shard there.
 
    A device's memory is scarce: it keeps what an update changes, and the host's memory has the copies. */
 #pragma once

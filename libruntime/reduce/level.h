@@ -2,12 +2,12 @@
 /* level: brings all ranks that are left to the same step, after others have died (reduce/survival.h).
 
    When a step fails, some ranks may have ended it, and others not. There are three kinds of strategies:
-   - A strategy that shares memory meets at the end of an update. So if a rank has ended a step, all updates of the step are
-     complete. If no rank has, each rank undoes its own update, and the updates of dead ranks of its node.
-   - A strategy that spreads the optimizer's state (reduce/buddy.h) undoes a rank's own update likewise. A dead rank's shard
-     comes from its buddy. If the buddy's copy is a step older, all ranks first take back the last step.
-   - Any other strategy waits for all gradients before an update. So a rank has updated everything or nothing, and a rank that
-     has ended the step sends parameters and state to the others. */
+   - A strategy that shares memory meets at the end of an update. So if a rank has ended a step, all updates of the
+     step are complete. If no rank has, each rank undoes its own update, and the updates of dead ranks of its node.
+   - A strategy that spreads the optimizer's state (reduce/buddy.h) undoes a rank's own update likewise. A dead rank's
+     shard comes from its buddy. If the buddy's copy is a step older, all ranks first take back the last step.
+   - Any other strategy waits for all gradients before an update. So a rank has updated everything or nothing, and a
+     rank that has ended the step sends parameters and state to the others. */
 #pragma once
 
 #include "reduce/model.h"
