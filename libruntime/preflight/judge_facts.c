@@ -92,8 +92,8 @@ static bool is_same(const char (*values)[VALUE], int a, int b)
 	return strcmp(values[a], values[b]) == 0;
 }
 
-/* A rank that has what more than half of those that vote have, of those with which `rank` is compared; -1: there is no
-   such value. */
+/* Returns a rank whose value more than half of the voters have that are compared with `rank`; -1: no value has so
+   many. */
 static int usual_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
                     int ranks, int rank)
 {

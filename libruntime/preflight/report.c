@@ -136,7 +136,8 @@ void preflight_report(FILE *out, const struct preflight_survey *s, const struct 
 
 /* ---- files ---- */
 
-/* A duplicate of standard output or error, if `info` is of the file to which it goes: with its offset. Otherwise -1. */
+/* Returns a duplicate of standard output or error, with its offset, if that goes to the file of `info`; otherwise -1.
+   */
 static int open_standard(const struct stat *info)
 {
 	for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++) {
@@ -157,14 +158,17 @@ static int open_pipe(const char *path)
 	return file;
 }
 
-/* Makes a file beside the one of this path, with the rights that a new file has. */
-static int make_beside(const char *path, char made[PATH_MAX])
+/* Makes a file beside the one of this path, with the rights that a new file has. `target` becomes the path without
+   symbolic links. */
+static int make_beside(const char *path, char target[PATH_MAX], char made[PATH_MAX])
 {
 	const mode_t mask = umask(077);
 	int file = -1;
 
 	umask(mask);
-	if (snprintf(made, PATH_MAX, "%s.XXXXXX", path) >= PATH_MAX)
+	if (realpath(path, target) == NULL)
+		snprintf(target, PATH_MAX, "%s", path);
+	if (strlen(path) >= PATH_MAX || snprintf(made, PATH_MAX, "%s.XXXXXX", target) >= PATH_MAX)
 		errno = ENAMETOOLONG;
 	else
 		file = mkostemp(made, O_CLOEXEC);
@@ -175,8 +179,9 @@ static int make_beside(const char *path, char made[PATH_MAX])
 
 bool preflight_output_open(struct preflight_output *output, const char **why)
 {
-	char made[PATH_MAX];
+	char made[PATH_MAX], target[PATH_MAX];
 	struct stat info;
+	bool refused = false;
 	int file = -1;
 
 	output->file = -1;
@@ -185,10 +190,13 @@ bool preflight_output_open(struct preflight_output *output, const char **why)
 		file = output->file = open_standard(&info);
 		if (file < 0 && !S_ISREG(info.st_mode))
 			file = output->file = open_pipe(output->path);
+		refused = file < 0 && access(output->path, W_OK) != 0;
 	} else {
 		info.st_mode = S_IFREG;
 	}
-	if (file < 0 && output->path[0] != '\0' && S_ISREG(info.st_mode) && (file = make_beside(output->path, made)) >= 0) {
+	if (file < 0 && !refused && output->path[0] != '\0' && S_ISREG(info.st_mode))
+		file = make_beside(output->path, target, made);
+	if (file >= 0 && output->file < 0) {
 		close(file);
 		unlink(made);
 	}
@@ -215,13 +223,13 @@ static bool write_all(int file, const char *text)
 
 bool preflight_output_write(const struct preflight_output *output, const char *text)
 {
-	char made[PATH_MAX];
+	char made[PATH_MAX], target[PATH_MAX];
 
 	fflush(stdout);
 	if (output->file >= 0)
 		return write_all(output->file, text);
-	const int file = make_beside(output->path, made);
-	const bool done = write_all(file, text) && rename(made, output->path) == 0;
+	const int file = make_beside(output->path, target, made);
+	const bool done = write_all(file, text) && rename(made, target) == 0;
 	const int reason = errno;
 	if (!done && file >= 0)
 		unlink(made);

@@ -12,10 +12,10 @@
 void preflight_report(FILE *out, const struct preflight_survey *survey, const struct preflight_findings *findings,
                       double seconds, int width, bool colour);
 
-/* What is written at the end. */
+/* ddp-preflight writes this file at its end. */
 struct preflight_output {
-	const char *path; /* NULL: nothing is */
-	int file;         /* to which it goes; -1: to a new file, which takes the place of what is there */
+	const char *path; /* NULL: no file */
+	int file;         /* the text goes to this descriptor; -1: a new file takes the place of the one at `path` */
 };
 
 /* The same and all figures as JSON. False: errno says why. */

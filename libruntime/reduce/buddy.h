@@ -9,8 +9,9 @@
    its own shard, and the last two copies of each shard whose buddy it is. So the ranks that are left can all go to
    the last step that a rank has ended, or, if a rank died before its buddy had all of that step, to the step before.
 
-   If all ranks are on one node, nothing travels: what a rank owns, and what an update changes of it, lie in memory
-   that all ranks share. So a rank that is left reads a dead rank's shard there.
+   If all ranks are on one node, and the model is on the host without late_gather, nothing travels: what a rank owns,
+   and what an update changes of it, lie in memory that all ranks share. So a rank that is left reads a dead rank's
+   shard there.
 
    A device's memory is scarce: it keeps what an update changes, and the host's memory has the copies. */
 #pragma once

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Processes of the plugin: their descriptors, name and owner, and children in whose process another thread may reap
    them. slurmstepd waits for any child, the plugin's too. From then on the number of a child may belong to another
-   process. So a signal goes by a handle, where the kernel has handles. What programs have left ends, too. libc only. */
+   process. So a signal goes by a handle, where the kernel has handles. This file also ends processes that programs
+   have left. libc only. */
 #pragma once
 
 #include <stdbool.h>

@@ -126,7 +126,7 @@ struct plan_failure {
 	bool port_taken;     /* rank 0's program was not started, as another program has its port */
 	bool survived;       /* the rank's page says that the other ranks go on */
 	bool stopping;       /* the step was asked to stop, or was sent another signal */
-	const char *damaged; /* the node whose memory or processor is, as ranks have found; NULL, or an unknown one: none is */
+	const char *damaged; /* ranks found that this node's memory or processor is damaged; NULL, or unknown: none is */
 };
 
 /* Plans a step with so many nodes and tasks. False without memory, or if the policy does not fit them. */

@@ -102,7 +102,8 @@ struct link_opening {
 	uint32_t tasks;    /* of the node */
 	uint64_t read;     /* so many of srun's numbered frames has the node read */
 	char node[HOST_NAME_MAX_BYTES];
-	/* Of the node's plugin; "": one that does not tell it here. A node wrote it: make it printable first. */
+	/* This is the release of the node's plugin; "": the plugin does not tell it here. A node wrote it: make it
+	   printable first. */
 	char release[OPENING_RELEASE_BYTES];
 	uint32_t protocol; /* FRAME_PROTOCOL of the node; 0: one that does not tell it */
 };

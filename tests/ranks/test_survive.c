@@ -853,7 +853,7 @@ TEST(all_end_if_one_cannot_recover)
 TEST(one_rank_cannot_send_its_copy)
 {
 	const world *of = with_buddies(0);
-	const test_world started = { .ranks = of->ranks, .node_of = of->node_of, .body = copies_body_of, .timeout_ms = 5000 };
+	const test_world started = { .ranks = of->ranks, .node_of = of->node_of, .body = copies_body_of, .timeout_ms = 60000 };
 
 	memset(run, 0, sizeof(*run));
 	run->world = *of;

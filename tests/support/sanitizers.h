@@ -22,7 +22,7 @@
 
 /* Does case `number` of many alike run? A sanitizer would find the same in all of them, so the address sanitizer takes
    every other one, and the thread sanitizer those between. Without a sanitizer, and with tests/run --all, each case runs.
-   Nothing else about the cases may go by turns of two. */
+   Cases must not alternate in anything else by `number` % 2; otherwise pass `number` / 2. */
 static inline bool test_takes(size_t number)
 {
 	return !SANITIZER || getenv("DDP_TEST_ALL") != NULL || number % 2 == THREAD_SANITIZER;

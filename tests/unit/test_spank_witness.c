@@ -64,13 +64,16 @@ TEST(signals_are_read_behind_many_groups)
 	if (pid == 0) {
 		for (gid_t i = 0; i < 4000; i++)
 			groups[i] = 100000 + i;
-		_exit(geteuid() == 0 && setgroups(4000, groups) != 0 ? 1
+		/* A container may allow no groups. */
+		_exit(geteuid() == 0 && setgroups(4000, groups) != 0 ? 77
 		      : signal(SIGUSR2, do_nothing) == SIG_ERR       ? 2
 		      : (proc_status(getpid()).caught >> (SIGUSR2 - 1) & 1) == 0 ? 3
 		      : !proc_status(getpid()).runs                  ? 4
 		                                                     : 0);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+		skip();
 	assert_int_equal(status, 0);
 }
 
