@@ -373,6 +373,7 @@ static int waits_or_tells(uint32_t generation)
 }
 
 static bool child_is_gone(void) { return !agents_child_runs(&agents, 0); }
+static bool child_is_known(void) { return atomic_load(&agents.shared->agent[0].child) != 0; }
 static bool was_told(void) { return atomic_load(&seen->generation) == awaited; }
 
 /* The program stays in the next generation, and is told so; afterwards it ends. If it has died, another one begins. */
@@ -386,6 +387,8 @@ TEST(a_program_may_stay)
 	agent = &agents.shared->agent[0];
 	order(AGENTS_RUN, 1);
 	wait_for_members(1);
+	/* The program may run before its agent has noted it. */
+	assert_true(holds(child_is_known, 60));
 	program = atomic_load(&agent->child);
 	for (uint32_t generation = 2; generation <= 3; generation++) {
 		atomic_store(&agent->stays, true);
