@@ -12,7 +12,7 @@ enum preflight_work {
 };
 enum preflight_way { PREFLIGHT_AT_ONCE, PREFLIGHT_ALONE, PREFLIGHT_WAYS };
 
-/* What a rank did in a window of time. 0: it was not measured. */
+/* A rank did so much in a window of time. 0: it was not measured. */
 struct preflight_figure {
 	double rate;  /* work per second */
 	double share; /* processor time of the thread, as a share of the window */

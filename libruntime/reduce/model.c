@@ -376,7 +376,7 @@ ddp_status ddp_model_check_whole(const ddp_model *model)
 
 ddp_status ddp_model_begin_save(ddp_model *model, int64_t *steps, double *hypers)
 {
-	/* What does not arrive leaves the model partly updated. */
+	/* The model is partly updated if something does not arrive. */
 	(void)ddp_model_arrive(model);
 	*steps = model->steps;
 	ddp_model_get_hypers(model, hypers);

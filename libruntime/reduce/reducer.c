@@ -64,7 +64,7 @@ ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_operat
 	return ddp_issue(reducer->comm, operation, &reducer->requests[request]);
 }
 
-/* What this rank does not use counts as 0 in the bucket, whatever its memory holds. */
+/* A parameter that this rank does not use counts as 0 in the bucket, whatever its memory holds. */
 static ddp_status clear_lacking(const ddp_model *model, const ddp_bucket *bucket)
 {
 	ddp_status status = DDP_OK;

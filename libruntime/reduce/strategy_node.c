@@ -200,7 +200,7 @@ static void sum_piece(const node *n, const ddp_piece *piece)
 
 ddp_status ddp_node_strategy_keep_undo(ddp_model *model)
 {
-	/* What the model kept before a first call that failed has not ended with it. */
+	/* A first call that failed has not ended what the model keeps. */
 	ddp_undo_close(model, &node_of(model)->undo);
 	return ddp_undo_open(model, (int64_t)(kept_bytes(model) / sizeof(float)), true, &node_of(model)->undo);
 }

@@ -107,8 +107,10 @@ void ddp_undo_keep(const ddp_model *model, const ddp_undo *undo, int64_t step, i
 
 void ddp_undo_forget(const ddp_model *model, const ddp_undo *undo)
 {
+	const area a = area_of(model, undo, model->units.rank);
+
 	for (int64_t i = 0; i < undo->pieces; i++)
-		atomic_store(&area_of(model, undo, model->units.rank).copied[i], 0);
+		atomic_store(&a.copied[i], 0);
 }
 
 void ddp_undo_rank(const ddp_model *model, const ddp_undo *undo, int rank, int64_t step, void *const *arenas, int count,

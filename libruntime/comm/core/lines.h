@@ -91,7 +91,7 @@ typedef struct ddp_answer {
 	int names;      /* the rank that it holds to be late, or DDP_NOBODY */
 } ddp_answer;
 
-/* What the lines of a rank say to somebody who asks about that rank. */
+/* Returns what a rank's lines say to somebody who asks about that rank. */
 static inline ddp_answer ddp_lines_inquire(ddp_node_rank *lines, uint64_t now)
 {
 	atomic_store(&lines->wanted_ns, now);

@@ -70,7 +70,7 @@ void ddp_message_recv(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size
 
 /* ---- the survey ------------------------------------------------------------------------- */
 
-/* What an operation that is not the same on all ranks is on each of them. A message shows two ranks that differ, and
+/* A survey finds what each rank does where ranks do not all do the same. A message shows two ranks that differ, and
    not which of them is wrong. So the rank that notices asks all ranks of other nodes, which answer, whatever they are
    at; the ranks of its own node it knows. All that ask come to the same sentence. */
 typedef struct survey {
