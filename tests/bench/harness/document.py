@@ -133,6 +133,18 @@ def wrapped(text):
     return "\n".join(lines) + "\n"
 
 
+def versions_text(run):
+    """What was measured. A run that went on after a commit has parts of several of ours."""
+    ours = run["versions"].get("slurm-ddp")
+    versions = {"slurm-ddp": ", ".join(dict.fromkeys(entry.get("version", ours) for entry in run["parts"].values()))} if ours else {}
+    return ", ".join(f"{name} {text}" for name, text in {**run["versions"], **versions}.items() if text != "not installed")
+
+
+def command_line(entry):
+    version = f"{entry['version']}, " if "version" in entry else ""
+    return f"- `{entry['command']}` ({version}{entry['seconds']:.0f} s)"
+
+
 def isa_text(machine):
     return f" ({', '.join(machine['isa'])})" if machine.get("isa") else ""
 
@@ -146,7 +158,7 @@ def document(figures, run, plot_name):
     missing = [name for name, text in run["versions"].items() if text == "not installed"]
     parts = [
         "# slurm-ddp beside others", "",
-        "`make bench-all` has measured all figures of this page in one run, and `tests/bench/all` has written the page: "
+        "`make bench-all` has measured all figures of this page on one machine, and `tests/bench/all` has written the page: "
         "change no figure by hand. Both sides of each line took turns, round by round, on the same machine.", "",
         "A cell has the median of all rounds and, in brackets, the lowest and the highest value. Behind it stands how many "
         "times as much as ours that is: 2x says that the other takes twice as long, or twice the memory. A number below 1, "
@@ -154,7 +166,7 @@ def document(figures, run, plot_name):
         f"- Date: {run['date']}{'. This was a short run (`--quick`)' if quick else ''}{note}",
         f"- Machine: {machine['cpu']}, {machine['cores']} cores{isa_text(machine)}, Linux {machine['kernel']}; load when the run began: "
         f"{machine['load_at_start']:.1f}. Nodes are network namespaces of this machine, so all ranks share its cores",
-        "- Versions: " + ", ".join(f"{name} {text}" for name, text in run["versions"].items() if name not in missing),
+        f"- Versions: {versions_text(run)}",
         f"- To repeat: `make bench-all{arguments}` as root, where PYTHON has the PyTorch to compare with", "",
         f"![what others take over what slurm-ddp takes]({plot_name})", "",
     ]
@@ -171,7 +183,7 @@ def document(figures, run, plot_name):
     left += [f"- {name} was not installed" for name in missing]
     if left:
         parts += ["## What is left out, or was tried again", "", *left, ""]
-    parts += ["## Commands", "", *(f"- `{entry['command']}` ({entry['seconds']:.0f} s)" for entry in entries.values()), ""]
+    parts += ["## Commands", "", *map(command_line, entries.values()), ""]
     return wrapped("\n".join(parts))
 
 
