@@ -221,7 +221,9 @@ class Cluster:
             words, env = self.programs.mpis.by_srun(name, "rank_mpi")
             command = [*srun, *words]
         rest = {"BENCH_REST_US": str(round(REFILL_SECONDS * 1e6)) if self.rate else ""}
-        return Group(name, self.run(*command), ranks, folder, {**ONE_THREAD, **env, **rest, "BENCH_PIN": ""})
+        # A node has cores of its own: ranks of two nodes never meet on one.
+        pin = {"BENCH_PIN": "1" if ranks <= len(os.sched_getaffinity(0)) else ""}
+        return Group(name, self.run(*command), ranks, folder, {**ONE_THREAD, **env, **rest, **pin})
 
     def stop(self):
         self._call("stop")
