@@ -12,7 +12,6 @@
 #include "comm/core/comm.h"
 #include "comm/hier/algorithms.h"
 #include "comm/hier/tree.h"
-#include "comm/ops/combine_nodes.h"
 #include "comm/ops/names.h"
 #include "rank.h"
 
@@ -88,19 +87,17 @@ static void compare_broadcast(ddp_comm *comm, char *data, size_t bytes)
 }
 
 /* `bytes` of each rank's input; results go to the memory's second half. */
-static void compare(ddp_comm *comm, ddp_operation_kind kind, ddp_type type, char *data, size_t bytes)
+static void compare(ddp_comm *comm, ddp_operation_kind kind, char *data, size_t bytes)
 {
 	const bool small = bytes <= DDP_SMALL_BYTES && kind != DDP_REDUCE_SCATTER;
-	const size_t element = ddp_type_bytes(type), blocks = kind == DDP_REDUCE_SCATTER ? (size_t)comm->size : 1;
+	const size_t element = sizeof(float), blocks = kind == DDP_REDUCE_SCATTER ? (size_t)comm->size : 1;
 	const size_t count = bytes / element / blocks;
 	const ddp_operation c = { .kind = kind, .send = data, .recv = kind == DDP_ALL_REDUCE ? data : data + bytes,
-	                           .count = count, .type = type, .op = DDP_SUM };
+	                           .count = count, .type = DDP_F32, .op = DDP_SUM };
 	const ddp_shape shape = { .kind = kind, .nodes = comm->topology.nodes,
 	                          .channels = small ? 1 : comm->topology.channels,
 	                          .blocks = (size_t)comm->topology.nodes, .count = count * blocks,
-	                          .element = element, .travel = ddp_type_bytes(ddp_travel_type(type, DDP_SUM)),
-	                          .wide = ddp_type_bytes(ddp_accumulator(type)),
-	                          .stage_bytes = comm->node.stage_bytes };
+	                          .element = element, .travel = element, .wide = element, .stage_bytes = comm->node.stage_bytes };
 	const ddp_link *link = &comm->hier.link;
 	const unsigned int candidates = ddp_algorithm_candidates(kind, small);
 	const ddp_algorithm chosen = ddp_algorithm_cheapest(link, &shape, candidates);
@@ -121,7 +118,7 @@ static void compare(ddp_comm *comm, ddp_operation_kind kind, ddp_type type, char
 	fflush(stdout);
 }
 
-static int run(ddp_operation_kind kind, ddp_type type, int size_count, char **sizes)
+static int run(ddp_operation_kind kind, int size_count, char **sizes)
 {
 	ddp_context *context;
 	size_t most = 0;
@@ -149,7 +146,7 @@ static int run(ddp_operation_kind kind, ddp_type type, int size_count, char **si
 		if (kind == DDP_BROADCAST)
 			compare_broadcast(comm, memory, bytes);
 		else
-			compare(comm, kind, type, memory, bytes);
+			compare(comm, kind, memory, bytes);
 	}
 	must(ddp_mem_free(comm, memory));
 	must(ddp_finalize(context));
@@ -159,18 +156,15 @@ static int run(ddp_operation_kind kind, ddp_type type, int size_count, char **si
 int main(int argc, char **argv)
 {
 	static const ddp_operation_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER, DDP_BROADCAST };
-	static const ddp_type types[] = { DDP_F32, DDP_BF16 };
-	size_t kind = 0, type = 0;
+	size_t kind = 0;
 
-	while (argc > 3 && kind < 4 && strcmp(argv[1], ddp_kind_name(kinds[kind])) != 0)
+	while (argc > 2 && kind < 4 && strcmp(argv[1], ddp_kind_name(kinds[kind])) != 0)
 		kind++;
-	while (argc > 3 && type < 2 && strcmp(argv[2], ddp_type_name(types[type])) != 0)
-		type++;
-	if (argc < 4 || kind == 4 || type == 2) {
-		fprintf(stderr, "usage: %s all_reduce|reduce|reduce_scatter|broadcast f32|bf16 BYTES...\n"
+	if (argc < 3 || kind == 4) {
+		fprintf(stderr, "usage: %s all_reduce|reduce|reduce_scatter|broadcast BYTES...\n"
 		        "its environment says which rank it is\n", argv[0]);
 		return 2;
 	}
 	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
-	return run(kinds[kind], types[type], argc - 3, argv + 3);
+	return run(kinds[kind], argc - 2, argv + 2);
 }

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as a table for people and as JSON for programs."""
+"""All-reduces as a table for people and as JSON for programs; and what machine this is."""
 
-import json
 import os
 import platform
 
@@ -40,13 +39,6 @@ def rows(points):
         )
 
 
-def bars_table(bars):
-    lines = [f"{'bar':<66}  {'wanted':>10}  {'measured':>22}  met"]
-    for bar in bars:
-        lines.append(f"{bar.text:<66}  {bar.wanted:>10}  {bar.measured:>22}  {bar.verdict}")
-    return "\n".join(lines)
-
-
 # What decides how fast sums and products are, most of all those of 16 bits.
 ISA = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile", "asimd", "bf16", "sve")
 
@@ -82,19 +74,3 @@ def to_entry(point):
         "algorithm_bytes_per_second": point.algorithm_bandwidth,
         "bus_bytes_per_second": point.bus_bandwidth,
     }
-
-
-def write_json(path, settings, about, points, bars, left_out):
-    document = {
-        "benchmark": "all_reduce f32 sum, in place",
-        "settings": settings,
-        "machine": about,
-        "left_out": left_out,
-        "points": [to_entry(point) for point in points],
-        "bars": [bar.__dict__ for bar in bars],
-    }
-    # Whoever ends us meanwhile finds the old file or the new one.
-    with open(f"{path}.new", "w") as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
-    os.replace(f"{path}.new", path)
