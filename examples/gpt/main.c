@@ -19,7 +19,7 @@
 
 struct trainer {
 	gpt_options options;
-	rank self;
+	struct rank self;
 	dk_queue *kernels; /* of the model's passes; NULL: the host's, of f32 */
 	gpt *model;
 	ddp_model *params;
@@ -446,15 +446,9 @@ static bool run_rank(struct trainer *t)
 int main(int argc, char **argv)
 {
 	struct trainer t = {.self.program = "gpt"};
-	int code;
 
-	switch (gpt_parse(argc, argv, &t.options)) {
-	case GPT_DONE: return EXIT_SUCCESS;
-	case GPT_BAD: return EXIT_FAILURE;
-	case GPT_RUN: break;
-	}
-	if (!rank_spawn(&t.self, t.options.spawn, &code))
-		return code;
+	gpt_read_options(argc, argv, &t.options);
+	rank_spawn(t.self.program, t.options.spawn);
 	if (!run_rank(&t))
 		return EXIT_FAILURE;
 	/* Not 0: jobs that wait for this one's end would begin with half a model. */

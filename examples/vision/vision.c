@@ -23,7 +23,7 @@ enum { NORM_LANE = 1 }; /* of sums that must not wait behind gradients */
 struct trainer {
 	const vision_example *example;
 	vision_options options;
-	rank self;
+	struct rank self;
 	dk_queue *kernels; /* NULL: the host's */
 	net *net;
 	ddp_request *sum; /* of the last normalisation on a device; NULL: it has been ended */
@@ -377,15 +377,9 @@ static bool run_rank(struct trainer *t)
 int vision_main(int argc, char **argv, const vision_example *example)
 {
 	struct trainer t = {.example = example, .self.program = example->name, .accumulate = 1};
-	int code;
 
-	switch (vision_parse(argc, argv, example, &t.options)) {
-	case VISION_DONE: return EXIT_SUCCESS;
-	case VISION_BAD: return EXIT_FAILURE;
-	case VISION_RUN: break;
-	}
-	if (!rank_spawn(&t.self, t.options.spawn, &code))
-		return code;
+	vision_read_options(argc, argv, example, &t.options);
+	rank_spawn(t.self.program, t.options.spawn);
 	if (!run_rank(&t))
 		return EXIT_FAILURE;
 	/* Not 0: jobs that wait for this one's end would begin with half a model. */
