@@ -17,7 +17,6 @@ gpt_model_sources = \
 
 noinst_PROGRAMS += examples/gpt/gpt
 examples_gpt_gpt_SOURCES = $(gpt_model_sources) \
-	examples/gpt/generate.c examples/gpt/generate.h \
 	examples/gpt/main.c \
 	examples/gpt/options.c examples/gpt/options.h \
 	examples/gpt/report.c examples/gpt/report.h
@@ -53,7 +52,6 @@ vision_sources = \
 	examples/models/net_inside.h \
 	examples/models/net_pass.c \
 	examples/models/resnet.c examples/models/resnet.h \
-	examples/vision/data.c examples/vision/data.h \
 	examples/vision/options.c examples/vision/options.h \
 	examples/vision/vision.c examples/vision/vision.h
 examples_vision_libvision_la_SOURCES = $(vision_sources) $(graph_sources)
