@@ -14,7 +14,7 @@ abi-update: libruntime/libddp.la
 	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh update $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so $(PACKAGE_VERSION)
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
 	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/quick-libtool tests/support/results.sh tests/support/slowness.sh tests/support/tags \
-	tests/support/check-gpu tests/support/check-packages tests/support/check-slurm tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy tests/support/tidy.h
+	tests/support/check-gpu tests/support/check-packages tests/support/check-slurm tests/support/check-waits tests/support/coverage tests/support/tidy tests/support/tidy.h
 # A folder brings what was built in it, too.
 dist-hook:
 	$(top_srcdir)/build-version --commit >$(distdir)/build-commit
@@ -188,7 +188,7 @@ CASES = tests/support/libtest.la $(CMOCKA_LIBS)
 # What several tests use, compiled once.
 check_LTLIBRARIES += tests/support/libsupport.la
 tests_support_libsupport_la_SOURCES = \
-	tests/support/comm_case.c tests/support/comm_case.h \
+	tests/support/comm_case.c \
 	tests/support/comm_cases.c tests/support/comm_cases.h \
 	tests/support/comm_ranks.c tests/support/comm_ranks.h \
 	tests/support/comm_shrink.c tests/support/comm_shrink.h \
@@ -326,7 +326,7 @@ kernel_images = tests/unit/test_kernel_images.c $(kernel_layer)
 kernel_layers = tests/unit/test_kernel_layers.c tests/support/attention_cases.c \
 	tests/support/classifier_cases.c $(kernel_layer)
 kernel_graph = tests/unit/test_kernel_graph.c $(kernel_cases)
-kernel_queue = tests/unit/test_kernel_queue.c tests/support/model_case.c tests/support/model_case.h $(kernel_cases) \
+kernel_queue = tests/unit/test_kernel_queue.c tests/support/model_case.c $(kernel_cases) \
 	$(gpt_model_sources)
 tests_unit_test_kernel_images_SOURCES = $(kernel_images) tests/support/kernel_place_host.c
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CASES)
