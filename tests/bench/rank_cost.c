@@ -39,14 +39,16 @@ static int by_value(const void *a, const void *b)
 }
 
 /* Seconds of an operation on the slowest rank, in several batches, sorted; the first batch
-   does not count. */
-static void measure(ddp_comm *comm, const ddp_operation *c, int repeats, double *seconds)
+   does not count. `wanted` names the operation's algorithm, but not that of the ranks' own talk. */
+static void measure(ddp_comm *comm, const ddp_operation *c, ddp_wanted_list wanted, int repeats, double *seconds)
 {
 	for (int batch = -1; batch < BATCHES; batch++) {
 		must(ddp_barrier(comm));
+		comm->roster->wanted = wanted;
 		const uint64_t start = ddp_now_ns();
 		for (int i = 0; i < repeats; i++)
 			must(ddp_run(comm, c));
+		comm->roster->wanted.count = 0;
 		double now = ddp_seconds_since(start) / repeats;
 		must(ddp_all_reduce(comm, NULL, &now, 1, DDP_F64, DDP_MAX));
 		if (batch >= 0)
@@ -79,7 +81,7 @@ static void compare_broadcast(ddp_comm *comm, char *data, size_t bytes)
 	double measured[BATCHES];
 	char name[32];
 
-	measure(comm, &c, repeats_of(predicted), measured);
+	measure(comm, &c, (ddp_wanted_list){ .count = 0 }, repeats_of(predicted), measured);
 	snprintf(name, sizeof(name), " %s", ddp_tree_name(form));
 	if (comm->rank == 0)
 		print_line(&c, bytes, name, predicted, measured);
@@ -99,7 +101,8 @@ static void compare(ddp_comm *comm, ddp_operation_kind kind, char *data, size_t 
 	                          .blocks = (size_t)comm->topology.nodes, .count = count * blocks,
 	                          .element = element, .travel = element, .wide = element, .stage_bytes = comm->node.stage_bytes };
 	const ddp_link *link = &comm->hier.link;
-	const unsigned int candidates = ddp_algorithm_candidates(kind, small);
+	const unsigned int all = ddp_algorithm_candidates(kind, small);
+	const unsigned int candidates = comm->topology.nodes == 2 ? all & -all : all; /* as comm/hier/tune.c has it */
 	const ddp_algorithm chosen = ddp_algorithm_cheapest(link, &shape, candidates);
 
 	for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
@@ -108,9 +111,7 @@ static void compare(ddp_comm *comm, ddp_operation_kind kind, char *data, size_t 
 			continue;
 		const double predicted = ddp_algorithm_of(a)->cost(link, &shape).seconds;
 		char name[64];
-		comm->roster->wanted = (ddp_wanted_list){ .count = 1, .order = { (int)a } };
-		measure(comm, &c, repeats_of(predicted), measured);
-		comm->roster->wanted.count = 0;
+		measure(comm, &c, (ddp_wanted_list){ .count = 1, .order = { (int)a } }, repeats_of(predicted), measured);
 		snprintf(name, sizeof(name), "%c%s", a == chosen ? '*' : ' ', ddp_algorithm_of(a)->name);
 		if (comm->rank == 0)
 			print_line(&c, bytes, name, predicted, measured);
