@@ -390,10 +390,10 @@ endif
 
 emulation_sources = tests/support/cublas_emulation.cc tests/support/cuda_emulation.cc tests/support/cuda_place.cc \
 	tests/support/cuda_runtime_emulation.cc
-EXTRA_DIST += $(emulation_sources) tests/support/cublas_emulation.h tests/support/cuda_emulation.h
+EXTRA_DIST += $(emulation_sources) tests/support/cuda_emulation.h
 EMULATION_CXXFLAGS = -std=gnu++17 -O1 -g1 -ffp-contract=off -Wall -Wextra -Wshadow $(SANITIZER_CFLAGS)
 tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) $(emulation_sources) \
-		tests/support/cublas_emulation.h tests/support/cuda_emulation.h tests/support/kernel_place.h
+		tests/support/cuda_emulation.h tests/support/kernel_place.h
 	@rm -f $@ && $(MKDIR_P) tests/support/emulated
 	$(AM_V_GEN)for source in $(cuda_kernel_sources) $(emulation_sources); do \
 		object=tests/support/emulated/`basename $$source`.o; \
