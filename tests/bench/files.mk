@@ -130,7 +130,7 @@ EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms
 	tests/bench/harness/__init__.py tests/bench/harness/contenders.py tests/bench/harness/driver.py \
 	tests/bench/harness/group.py \
 	tests/bench/harness/measure.py \
-	tests/bench/harness/recovery.py tests/bench/harness/report.py tests/bench/harness/units.py
+	tests/bench/harness/recovery.py tests/bench/harness/report.py
 
 EXTRA_DIST += tests/bench/vision_step tests/bench/rank_vision.py
 .PHONY: bench-vision-step
