@@ -24,15 +24,16 @@ differences()
 
 said=$("$source/tests/abi/abi.sh" list "$include" $library 2>&1 >"$work/abi")
 kinds=$(cut -d ' ' -f 1 "$work/abi" | sort -u | paste -s -d ' ')
-nothing "$said$([ "$kinds" = 'enumerator field function macro size symbol type' ] || echo "there are only: $kinds")" "the interface is found"
+nothing "$said$([ "$kinds" = 'enumerator field function macro size type' ] || echo "there are only: $kinds")" "the interface is found"
 nothing "$(differences "$source/tests/abi/libddp.abi" "$work/abi" \
 	"If programs that are compiled already go on working (CONTRIBUTING.md, libddp's interface): make abi-update")" \
 	"it is that of tests/abi/libddp.abi"
 
 sed -n 's/^DDP_API [^(]*\(ddp_[a-z0-9_]*\)(.*/\1/p' "$include"/ddp.h "$include"/ddp/*.h | LC_ALL=C sort >"$work/declared"
-sed -n 's/^symbol \([a-z0-9_]*\)@@LIBDDP_1$/\1/p' "$work/abi" | LC_ALL=C sort >"$work/exported"
+"$source/tests/abi/abi.sh" symbols "$include" $library >"$work/symbols"
+sed -n 's/@@LIBDDP_1$//p' "$work/symbols" | LC_ALL=C sort >"$work/exported"
 nothing "$(differences "$work/declared" "$work/exported" "libddp.map is made of the lines of the headers that begin with DDP_API")$(
-	grep '^symbol' "$work/abi" | grep -v '@@LIBDDP_1$')" "libddp.so exports the functions of the headers"
+	grep -v '@@LIBDDP_1$' "$work/symbols")" "libddp.so exports the functions of the headers"
 sed 's/.*/ &@LIBDDP_1/; 1i\ LIBDDP_1@LIBDDP_1' "$work/exported" | LC_ALL=C sort >"$work/wanted"
 sed 1d "$source/slurm/packaging/debian/libddp1.symbols" | sed 's/ [^ ]*$//' >"$work/debian"
 nothing "$(differences "$work/wanted" "$work/debian" "make abi-update writes slurm/packaging/debian/libddp1.symbols")" "so does Debian's list"
