@@ -13,7 +13,7 @@ abi: libruntime/libddp.la
 abi-update: libruntime/libddp.la
 	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh update $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so $(PACKAGE_VERSION)
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
-	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/quick-libtool tests/support/results.sh tests/support/slowness.sh tests/support/tags \
+	tests/support/clusters.sh tests/support/example.sh tests/support/quick-libtool tests/support/results.sh tests/support/slowness.sh tests/support/tags \
 	tests/support/check-gpu tests/support/check-packages tests/support/check-slurm tests/support/check-waits tests/support/coverage tests/support/tidy tests/support/tidy.h
 # A folder brings what was built in it, too.
 dist-hook:

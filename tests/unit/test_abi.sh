@@ -6,8 +6,8 @@
 source=${0%/*}/../..
 include=$source/libruntime/include
 library=libruntime/.libs/libddp.so
-# shellcheck source=tests/support/nothing.sh
-. "$source/tests/support/nothing.sh"
+# shellcheck source=tests/support/checks.sh
+. "$source/tests/support/checks.sh"
 
 if [ ! -f $library ] || [ "$(getconf LONG_BIT)" != 64 ] || ! command -v readelf >/dev/null; then
 	echo "1..0 # SKIP this needs libddp.so of 64 bits, and readelf"
@@ -59,4 +59,4 @@ nothing "$([ "$("$work/archive/build-version")" = "$built" ] || echo "not $built
 	[ "$bare" = "$version" ] || echo "'$bare' without git and the archive's file")" "which an archive knows, too"
 nothing "$(for program in spank/status/ddp-status libruntime/preflight/ddp-preflight; do
 	[ "$($program --version)" = "${program##*/} $built" ] || echo "$program: $($program --version)"; done)" "programs tell it"
-echo "1..$number"
+echo "1..$count"
