@@ -5,127 +5,47 @@
 
      srun --ddp -N2 --ntasks-per-node=2 allreduce
      allreduce --spawn 4 */
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <ddp.h>
+#include "option_table.h"
+#include "rank.h"
 
-#include "told.h"
+enum { EXIT_WRONG_RESULT = 1, EXIT_USAGE = 2, SHOWN = 4 };
 
-enum { EXIT_WRONG_RESULT = 1, EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
-
-static const char *const type_names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8", "i8" };
+static const char *const type_names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8", "i8", NULL };
 static const size_t type_bytes[] = { 4, 8, 2, 2, 4, 8, 1, 1 };
-enum { TYPES = sizeof(type_names) / sizeof(type_names[0]), SHOWN = 4 };
 
 struct options {
-	long spawn, count, iterations;
+	int spawn, iterations, timeout; /* the last one in seconds; 0: not said */
+	int64_t count;
 	ddp_type type;
 	bool verbose;
 	ddp_options ddp;
 };
 
-static void print_help(void)
-{
-	printf("usage: allreduce [OPTION]...\n"
-	       "Each rank gives a vector; all get the sum, which is checked.\n"
-	       "Start it with srun --ddp, with srun --mpi=pmix, or with --spawn.\n"
-	       "\n"
-	       "  --spawn N       fork N local ranks, without Slurm (1 to 1024)\n"
-	       "  --count N       elements of the vector (default 1048576)\n"
-	       "  --type T        f32 f64 f16 bf16 i32 i64 u8 i8 (default f32)\n"
-	       "  --iterations N  repetitions (default 1)\n"
-	       "  --timeout S     seconds until a rank that does not come is an error\n"
-	       "                  (default DDP_TIMEOUT of the environment, else 300)\n"
-	       "  --wireup W      pmix or tcp (default: the best there is)\n"
-	       "  --verbose       show the library's messages on stderr\n"
-	       "  --help          this text\n"
-	       "  --version       the library's version\n"
-	       "\n"
-	       "Exit status: 0 all sums are right, 1 one is wrong, 2 usage, 3 the library\n"
-	       "reports an error; with --spawn, that of the first rank that failed.\n");
-}
+#define AT(member) .at = offsetof(struct options, member)
 
-static bool parse_long(const char *text, long min, long max, long *value)
-{
-	char *end;
+static const option_row rows[] = {
+	{OPTION_INT, "spawn", "N", AT(spawn), "fork N local ranks, without Slurm", 1, 1024},
+	{OPTION_INTEGER, "count", "N", AT(count), "elements of the vector", 0, INT64_C(1) << 32},
+	{OPTION_NAME, "type", "NAME", AT(type), "", .names = type_names},
+	{OPTION_INT, "iterations", "N", AT(iterations), "repetitions", 1, 1 << 30},
+	{OPTION_INT, "timeout", "S", AT(timeout), "seconds until a rank that does not come is an error (DDP_TIMEOUT of the "
+	 "environment, else 300)", 1, 604800},
+	{OPTION_TEXT, "wireup", "NAME", AT(ddp.wireup), "pmix or tcp (the best there is)"},
+	{OPTION_FLAG, "verbose", NULL, AT(verbose), "show the library's messages on stderr"},
+};
 
-	*value = strtol(text, &end, 10);
-	return end != text && *end == '\0' && *value >= min && *value <= max;
-}
-
-static int usage(const char *option, const char *value)
-{
-	fprintf(stderr, "allreduce: --%s: \"%s\" is not possible; see allreduce --help\n", option, value);
-	return EXIT_USAGE;
-}
-
-static int stray(const char *argument)
-{
-	fprintf(stderr, "allreduce: %s: not an option; see allreduce --help\n", argument);
-	return EXIT_USAGE;
-}
-
-static bool parse_type(const char *text, ddp_type *type)
-{
-	for (int i = 0; i < TYPES; i++) {
-		if (strcmp(text, type_names[i]) == 0) {
-			*type = (ddp_type)i;
-			return true;
-		}
-	}
-	return false;
-}
-
-static const char *option_name(const struct option *known, int value)
-{
-	while (known->name != NULL && known->val != value)
-		known++;
-	return known->name;
-}
-
-/* -1: go on; else the exit code. */
-static int parse_options(int argc, char **argv, struct options *options)
-{
-	static const struct option known[] = {
-		{ "spawn", required_argument, NULL, 's' }, { "count", required_argument, NULL, 'c' },
-		{ "type", required_argument, NULL, 't' }, { "iterations", required_argument, NULL, 'i' },
-		{ "timeout", required_argument, NULL, 'o' }, { "wireup", required_argument, NULL, 'w' },
-		{ "verbose", no_argument, NULL, 'v' }, { "help", no_argument, NULL, 'h' },
-		{ "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
-	};
-	long seconds;
-	int option;
-
-	while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
-		bool valid = true;
-
-		switch (option) {
-		case 's': valid = parse_long(optarg, 1, 1024, &options->spawn); break;
-		case 'c': valid = parse_long(optarg, 0, 1L << 32, &options->count); break;
-		case 't': valid = parse_type(optarg, &options->type); break;
-		case 'i': valid = parse_long(optarg, 1, 1L << 30, &options->iterations); break;
-		case 'o':
-			valid = parse_long(optarg, 1, 604800, &seconds);
-			if (valid)
-				options->ddp.timeout_ms = (int)seconds * 1000;
-			break;
-		case 'w': options->ddp.wireup = optarg; break;
-		case 'v': options->verbose = true; break;
-		case 'h': print_help(); return 0;
-		case 'V': printf("allreduce (slurm-ddp) %s\n", ddp_version()); return 0;
-		default:
-			fprintf(stderr, "see allreduce --help\n"); /* getopt has said what is wrong */
-			return EXIT_USAGE;
-		}
-		if (!valid)
-			return usage(option_name(known, option), optarg);
-	}
-	return optind < argc ? stray(argv[optind]) : -1;
-}
+static const option_form form = {.program = "allreduce", .usage = "[OPTION]...",
+	.about = "Each rank gives a vector; all get the sum, which is checked.\n"
+	         "Start it with srun --ddp, with srun --mpi=pmix, or with --spawn.",
+	.rows = rows, .count = sizeof(rows) / sizeof(rows[0]),
+	.end = "Exit status: 0 all sums are right, 1 one is wrong, 2 usage, 3 the library\n"
+	       "reports an error; with --spawn, that of the first rank that failed.\n",
+	.wrong = EXIT_USAGE};
 
 /* Elements are small whole numbers, 1 to 3, so that even the 16-bit types hold
    the sum of many ranks exactly and any difference is an error. */
@@ -224,29 +144,29 @@ static int exact_limit(ddp_type type)
 
 static void print_vector(const char *what, const void *vector, const struct options *options)
 {
-	long shown = options->count < SHOWN ? options->count : SHOWN;
+	const int64_t shown = options->count < SHOWN ? options->count : SHOWN;
 
 	printf("%s [", what);
-	for (long i = 0; i < shown; i++)
+	for (int64_t i = 0; i < shown; i++)
 		printf("%s%g", i > 0 ? " " : "", load(vector, options->type, (size_t)i));
 	printf("%s] ", options->count > shown ? " ..." : "");
 }
 
 static int fail(const char *what)
 {
-	if (!told_by_another())
+	if (!rank_another_tells())
 		fprintf(stderr, "allreduce: %s: %s\n", what, ddp_last_error());
 	return EXIT_LIBRARY;
 }
 
 static bool check(const ddp_job *job, const void *vector, const struct options *options)
 {
-	for (long i = 0; i < options->count; i++) {
+	for (int64_t i = 0; i < options->count; i++) {
 		double got = load(vector, options->type, (size_t)i);
 		double wanted = expected(job->world_size, (size_t)i);
 		if (got != wanted) {
-			fprintf(stderr, "allreduce: rank %d on %s: element %ld is %g; %g is right\n", job->rank,
-			        job->hostname, i, got, wanted);
+			fprintf(stderr, "allreduce: rank %d on %s: element %" PRId64 " is %g; %g is right\n",
+			        job->rank, job->hostname, i, got, wanted);
 			return false;
 		}
 	}
@@ -257,9 +177,9 @@ static int reduce_and_check(ddp_context *context, void *vector, const struct opt
 {
 	const ddp_job *job = ddp_get_job(context);
 
-	for (long n = 0; n < options->iterations; n++) {
+	for (int n = 0; n < options->iterations; n++) {
 		bool talks = n == options->iterations - 1;
-		for (long i = 0; i < options->count; i++)
+		for (int64_t i = 0; i < options->count; i++)
 			store(vector, options->type, (size_t)i, value_of(job->rank, (size_t)i));
 		if (talks) {
 			printf("rank %d: ", job->rank);
@@ -305,8 +225,7 @@ static int run(const struct options *options)
 			code = fail("ddp_mem_free");
 	}
 	if (code == 0 && job->rank == 0)
-		printf("all %ld sums over %d ranks are right\n", options->count * options->iterations,
-		       job->world_size);
+		printf("all %" PRId64 " sums over %d ranks are right\n", options->count * options->iterations, job->world_size);
 	if (ddp_finalize(context) != DDP_OK && code == 0)
 		code = fail("ddp_finalize");
 	return code;
@@ -315,20 +234,13 @@ static int run(const struct options *options)
 int main(int argc, char **argv)
 {
 	struct options options = { .ddp = DDP_OPTIONS, .count = 1 << 20, .iterations = 1 };
-	ddp_spawn_result spawned = { .is_rank = true };
 
-	int code = parse_options(argc, argv, &options);
-	if (code >= 0)
-		return code;
+	options_read(&form, argc, argv, &options);
+	if (options.timeout > 0)
+		options.ddp.timeout_ms = options.timeout * 1000;
 	/* A line at a time, so that those of several ranks do not mix. */
 	setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
 	ddp_set_log(ddp_log_stderr, NULL, options.verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
-	if (options.spawn > 0 && ddp_spawn((int)options.spawn, &spawned) != DDP_OK)
-		return fail("--spawn");
-	if (spawned.is_rank)
-		return run(&options);
-	if (spawned.exit_code > 128)
-		fprintf(stderr, "allreduce: rank %d was killed by signal %d\n", spawned.failed_rank,
-		        spawned.exit_code - 128);
-	return spawned.exit_code;
+	rank_spawn(form.program, options.spawn);
+	return run(&options);
 }

@@ -5,17 +5,15 @@
      srun --ddp -n4 broken no-broadcast
      broken --spawn 4 no-broadcast
      broken --list */
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <ddp.h>
+#include "option_table.h"
+#include "rank.h"
 
-#include "told.h"
-
-enum { SAMPLES = 64, BATCH = 4, WIDTH = 8, EXIT_UNNOTICED = 1, EXIT_USAGE = 2, EXIT_LIBRARY = 3, TIMEOUT_MS = 5000 };
+enum { SAMPLES = 64, BATCH = 4, WIDTH = 8, EXIT_UNNOTICED = 1, EXIT_USAGE = 2, TIMEOUT_MS = 5000 };
 
 static ddp_context *context;
 static const ddp_job *job;
@@ -28,11 +26,7 @@ static bool last_rank(void)
 
 static void check(ddp_status status)
 {
-	if (status == DDP_OK)
-		return;
-	if (!told_by_another())
-		fprintf(stderr, "broken: %s: %s\n", ddp_status_name(status), ddp_last_error());
-	exit(EXIT_LIBRARY);
+	rank_must("broken", status);
 }
 
 /* ---- a training that is right ---------------------------------------------------------- */
@@ -251,22 +245,26 @@ static void list_mistakes(void)
 		printf("  %-22s%s\n", mistakes[i].name, mistakes[i].what);
 }
 
-static void print_help(void)
-{
-	printf("usage: broken [--spawn N] MISTAKE\n"
-	       "Makes one of the classic mistakes of data-parallel training, to show what the library\n"
-	       "says to it. Start it with srun --ddp and two ranks or more, or with --spawn.\n"
-	       "\n"
-	       "  --spawn N   start N ranks on this host, without a launcher (2 to 1024)\n"
-	       "  --list      the mistakes alone\n"
-	       "  --help      this text\n"
-	       "\n");
-	list_mistakes();
-	printf("\n"
-	       "Exit status: 3 the library reported an error, as it should; 1 it did not; 0 of the last\n"
+struct options {
+	int spawn;
+	bool list;
+};
+
+#define AT(member) .at = offsetof(struct options, member)
+
+static const option_row rows[] = {
+	{OPTION_INT, "spawn", "N", AT(spawn), "start N ranks on this host, without a launcher", 2, 1024},
+	{OPTION_FLAG, "list", NULL, AT(list), "the mistakes alone"},
+};
+
+static const option_form form = {.program = "broken", .usage = "[--spawn N] MISTAKE | --list",
+	.about = "Makes one of the classic mistakes of data-parallel training, to show what the library\n"
+	         "says to it. Start it with srun --ddp and two ranks or more, or with --spawn.",
+	.rows = rows, .count = sizeof(rows) / sizeof(rows[0]),
+	.end = "Exit status: 3 the library reported an error, as it should; 1 it did not; 0 of the last\n"
 	       "two, with which a program ends well: the library warns (ddp_set_log()), or clears the\n"
-	       "gradients itself; 2 usage.\n");
-}
+	       "gradients itself; 2 usage.\n",
+	.operand = true, .wrong = EXIT_USAGE};
 
 static const struct mistake *find(const char *name)
 {
@@ -274,8 +272,7 @@ static const struct mistake *find(const char *name)
 		if (strcmp(name, mistakes[i].name) == 0)
 			return &mistakes[i];
 	}
-	fprintf(stderr, "broken: \"%s\" is no mistake that it knows; see broken --list\n", name);
-	exit(EXIT_USAGE);
+	options_wrong(&form, "\"%s\" is no mistake that it knows; see broken --list", name);
 }
 
 static int run(const struct mistake *mistake)
@@ -304,34 +301,16 @@ static int run(const struct mistake *mistake)
 
 int main(int argc, char **argv)
 {
-	static const struct option known[] = {{"spawn", required_argument, NULL, 's'},
-		{"list", no_argument, NULL, 'l'}, {"help", no_argument, NULL, 'h'}, {0}};
-	long ranks = 0;
-	int id;
+	struct options o = {0};
 
-	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
-		char *end = "";
-		switch (id) {
-		case 's': ranks = strtol(optarg, &end, 10); break;
-		case 'l': list_mistakes(); return EXIT_SUCCESS;
-		case 'h': print_help(); return EXIT_SUCCESS;
-		default: return EXIT_USAGE;
-		}
-		if (*end != '\0' || ranks < 2 || ranks > 1024) {
-			fprintf(stderr, "broken: \"%s\" ranks are not possible; see broken --help\n", optarg);
-			return EXIT_USAGE;
-		}
+	const char *name = options_read(&form, argc, argv, &o);
+	if (o.list) {
+		list_mistakes();
+		return EXIT_SUCCESS;
 	}
-	if (optind != argc - 1) {
-		fprintf(stderr, "broken: name one mistake; see broken --list\n");
-		return EXIT_USAGE;
-	}
-	const struct mistake *mistake = find(argv[optind]);
-	if (ranks > 0) {
-		ddp_spawn_result spawned;
-		check(ddp_spawn((int)ranks, &spawned));
-		if (!spawned.is_rank)
-			return spawned.exit_code;
-	}
+	if (name == NULL)
+		options_wrong(&form, "name one mistake; see broken --list");
+	const struct mistake *mistake = find(name);
+	rank_spawn(form.program, o.spawn);
 	return run(mistake);
 }

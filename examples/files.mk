@@ -2,11 +2,12 @@
 # examples: programs that use ddp.h and nothing else of the library.
 noinst_PROGRAMS += examples/allreduce
 examples_allreduce_SOURCES = examples/allreduce.c
-examples_allreduce_LDADD = libruntime/libddp.la
+examples_allreduce_LDADD = examples/libprogress.la libruntime/libddp.la
 
-# What the trainings share: what rank 0 shows meanwhile, and what a rank says that fails.
+# What they share: options, what rank 0 shows of a training, and what a rank says that fails.
 noinst_LTLIBRARIES += examples/libprogress.la
-examples_libprogress_la_SOURCES = examples/progress.c examples/progress.h examples/rank.c examples/rank.h
+examples_libprogress_la_SOURCES = examples/option_table.c examples/option_table.h \
+	examples/progress.c examples/progress.h examples/rank.c examples/rank.h
 
 graph_sources = examples/models/graphs.c examples/models/graphs.h
 gpt_model_sources = \
@@ -16,7 +17,6 @@ gpt_model_sources = \
 
 noinst_PROGRAMS += examples/gpt/gpt
 examples_gpt_gpt_SOURCES = $(gpt_model_sources) \
-	examples/gpt/generate.c examples/gpt/generate.h \
 	examples/gpt/main.c \
 	examples/gpt/options.c examples/gpt/options.h \
 	examples/gpt/report.c examples/gpt/report.h
@@ -29,21 +29,21 @@ noinst_PROGRAMS += examples/scaling
 examples_scaling_SOURCES = examples/files.h examples/scaling.c $(gpt_model_sources)
 examples_scaling_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_scaling_LDFLAGS = $(AM_LDFLAGS) -no-install
-examples_scaling_LDADD = libruntime/libddp.la kernels/libkernels.la
+examples_scaling_LDADD = examples/libprogress.la libruntime/libddp.la kernels/libkernels.la
 
 noinst_PROGRAMS += examples/linear
 examples_linear_SOURCES = examples/linear.c
-examples_linear_LDADD = libruntime/libddp.la $(MATH_LIBS)
+examples_linear_LDADD = examples/libprogress.la libruntime/libddp.la $(MATH_LIBS)
 
 noinst_PROGRAMS += examples/parallel/parallel
 examples_parallel_parallel_SOURCES = examples/parallel/main.c examples/parallel/part.c examples/parallel/part.h
 examples_parallel_parallel_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 examples_parallel_parallel_LDFLAGS = $(AM_LDFLAGS) -no-install
-examples_parallel_parallel_LDADD = libruntime/libddp.la kernels/libkernels.la
+examples_parallel_parallel_LDADD = examples/libprogress.la libruntime/libddp.la kernels/libkernels.la
 
 noinst_PROGRAMS += examples/broken
 examples_broken_SOURCES = examples/broken.c
-examples_broken_LDADD = libruntime/libddp.la $(MATH_LIBS)
+examples_broken_LDADD = examples/libprogress.la libruntime/libddp.la $(MATH_LIBS)
 
 # What the examples that train on images share.
 noinst_LTLIBRARIES += examples/vision/libvision.la
@@ -52,7 +52,6 @@ vision_sources = \
 	examples/models/net_inside.h \
 	examples/models/net_pass.c \
 	examples/models/resnet.c examples/models/resnet.h \
-	examples/vision/data.c examples/vision/data.h \
 	examples/vision/options.c examples/vision/options.h \
 	examples/vision/vision.c examples/vision/vision.h
 examples_vision_libvision_la_SOURCES = $(vision_sources) $(graph_sources)
@@ -82,4 +81,4 @@ nobase_dist_doc_DATA = examples/allreduce.c examples/pytorch/train.py \
 	$(examples_libprogress_la_SOURCES) $(examples_gpt_gpt_SOURCES) examples/broken.c examples/linear.c \
 	examples/scaling.c $(examples_parallel_parallel_SOURCES) $(vision_sources) \
 	examples/vision/mnist_mlp.c examples/vision/mnist_cnn.c examples/vision/cifar_net.c \
-	examples/vision/resnet.c examples/vision/synthetic.c examples/files.h examples/models/random.h examples/recipes.h examples/threads.h examples/told.h
+	examples/vision/resnet.c examples/vision/synthetic.c examples/files.h examples/models/random.h examples/threads.h

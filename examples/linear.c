@@ -4,79 +4,44 @@
 
      srun --ddp -N2 --ntasks-per-node=2 linear
      linear --spawn 4 */
-#include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include <ddp.h>
+#include "option_table.h"
+#include "rank.h"
 
-#include "told.h"
-
-enum { SAMPLES = 16, EXIT_WRONG_RESULT = 1, EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
+enum { SAMPLES = 16, EXIT_WRONG_RESULT = 1, EXIT_USAGE = 2 };
 enum { WEIGHT, BIAS, PARAMS };
 
 struct options {
-	long spawn, steps;
+	int spawn;
+	int64_t steps;
 	double learning_rate;
 	bool survive;
 };
 
-static void print_help(void)
-{
-	printf("usage: linear [OPTION]...\n"
-	       "Fits y = 3 a - 2 b + 1 to random samples by gradient descent, %d samples a rank\n"
-	       "and step. Start it with srun --ddp, or with --spawn.\n"
-	       "\n"
-	       "  --spawn N   start N ranks on this host, without a launcher (1 to 1024)\n"
-	       "  --steps N   (400)\n"
-	       "  --lr X      learning rate (0.3)\n"
-	       "  --survive   if a rank or a node dies, the other ranks go on\n"
-	       "  --help      this text\n"
-	       "\n"
-	       "Exit status: 0 it found the numbers, 1 it did not, 2 usage, 3 the library\n"
-	       "reports an error.\n", SAMPLES);
-}
+#define AT(member) .at = offsetof(struct options, member)
 
-static int parse(int argc, char **argv, struct options *o)
-{
-	static const struct option known[] = {{"spawn", required_argument, NULL, 's'},
-		{"steps", required_argument, NULL, 'n'}, {"lr", required_argument, NULL, 'l'},
-		{"survive", no_argument, NULL, 'v'}, {"help", no_argument, NULL, 'h'}, {0}};
-	int id;
+static const option_row rows[] = {
+	{OPTION_INT, "spawn", "N", AT(spawn), "start N ranks on this host, without a launcher", 1, 1024},
+	{OPTION_INTEGER, "steps", "N", AT(steps), "steps", 1, INT32_MAX},
+	{OPTION_REAL, "lr", "X", AT(learning_rate), "learning rate"},
+	{OPTION_FLAG, "survive", NULL, AT(survive), "if a rank or a node dies, the other ranks go on"},
+};
 
-	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
-		char *end = NULL;
-		switch (id) {
-		case 's': o->spawn = strtol(optarg, &end, 10); break;
-		case 'n': o->steps = strtol(optarg, &end, 10); break;
-		case 'l': o->learning_rate = strtod(optarg, &end); break;
-		case 'v': o->survive = true; continue;
-		case 'h': print_help(); exit(EXIT_SUCCESS);
-		default: return EXIT_USAGE;
-		}
-		if (end == optarg || *end != '\0' || o->spawn < 0 || o->spawn > 1024 || o->steps < 1 ||
-		    !(o->learning_rate > 0)) {
-			fprintf(stderr, "linear: \"%s\" is not possible; see linear --help\n", optarg);
-			return EXIT_USAGE;
-		}
-	}
-	if (optind < argc) {
-		fprintf(stderr, "linear: %s: not an option; see linear --help\n", argv[optind]);
-		return EXIT_USAGE;
-	}
-	return EXIT_SUCCESS;
-}
+static const option_form form = {.program = "linear", .usage = "[OPTION]...",
+	.about = "Fits y = 3 a - 2 b + 1 to random samples by gradient descent, 16 samples a rank\n"
+	         "and step. Start it with srun --ddp, or with --spawn.",
+	.rows = rows, .count = sizeof(rows) / sizeof(rows[0]),
+	.end = "Exit status: 0 it found the numbers, 1 it did not, 2 usage, 3 the library\n"
+	       "reports an error.\n",
+	.wrong = EXIT_USAGE};
 
 static void check(ddp_status status)
 {
-	if (status == DDP_OK)
-		return;
-	if (!told_by_another())
-		fprintf(stderr, "linear: %s: %s\n", ddp_status_name(status), ddp_last_error());
-	exit(EXIT_LIBRARY);
+	rank_must("linear", status);
 }
 
 /* Adds the gradient of the summed loss of this rank's samples; returns that loss. */
@@ -138,7 +103,7 @@ static int train(const struct options *o)
 	const bool found = fabsf(w[0] - 3) < 0.1f && fabsf(w[1] + 2) < 0.1f && fabsf(b - 1) < 0.1f;
 	const ddp_comm *comm = ddp_model_comm(model); /* of the ranks that are left */
 	if (ddp_comm_rank(comm) == 0)
-		printf("%d ranks, %ld steps: loss %.6f, y = %.2f a %+.2f b %+.2f%s\n", ddp_comm_size(comm), o->steps,
+		printf("%d ranks, %" PRId64 " steps: loss %.6f, y = %.2f a %+.2f b %+.2f%s\n", ddp_comm_size(comm), o->steps,
 		       stats.loss, w[0], w[1], b, found ? "" : ": not y = 3 a - 2 b + 1");
 	ddp_model_free(model);
 	check(ddp_finalize(context));
@@ -148,15 +113,8 @@ static int train(const struct options *o)
 int main(int argc, char **argv)
 {
 	struct options o = {.steps = 400, .learning_rate = 0.3};
-	ddp_spawn_result spawned;
 
-	const int parsed = parse(argc, argv, &o);
-	if (parsed != EXIT_SUCCESS)
-		return parsed;
-	if (o.spawn > 0) {
-		check(ddp_spawn((int)o.spawn, &spawned));
-		if (!spawned.is_rank)
-			return spawned.exit_code;
-	}
+	options_read(&form, argc, argv, &o);
+	rank_spawn(form.program, o.spawn);
 	return train(&o);
 }

@@ -4,27 +4,39 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-#include "told.h"
-
-bool rank_spawn(rank *self, int count, int *code)
+bool rank_another_tells(void)
 {
-	ddp_spawn_result spawned;
-
-	*code = EXIT_FAILURE;
-	if (count < 1)
-		return true;
-	if (ddp_spawn(count, &spawned) != DDP_OK)
-		return rank_fail(self, "%s", ddp_last_error());
-	if (!spawned.is_rank && spawned.exit_code > 128)
-		fprintf(stderr, "%s: rank %d was killed by signal %d\n", self->program, spawned.failed_rank,
-		        spawned.exit_code - 128);
-	if (!spawned.is_rank)
-		*code = spawned.exit_code;
-	return spawned.is_rank;
+	if (!ddp_last_error_is_told())
+		return false;
+	sleep(1);
+	return true;
 }
 
-bool rank_fail(rank *self, const char *format, ...)
+void rank_must(const char *program, ddp_status status)
+{
+	if (status == DDP_OK)
+		return;
+	if (!rank_another_tells())
+		fprintf(stderr, "%s: %s: %s\n", program, ddp_status_name(status), ddp_last_error());
+	exit(EXIT_LIBRARY);
+}
+
+void rank_spawn(const char *program, int count)
+{
+	ddp_spawn_result spawned = {.is_rank = true};
+
+	if (count > 0)
+		rank_must(program, ddp_spawn(count, &spawned));
+	if (spawned.is_rank)
+		return;
+	if (spawned.exit_code > 128)
+		fprintf(stderr, "%s: rank %d was killed by signal %d\n", program, spawned.failed_rank, spawned.exit_code - 128);
+	exit(spawned.exit_code);
+}
+
+bool rank_fail(struct rank *self, const char *format, ...)
 {
 	char message[1200];
 	va_list arguments;
@@ -43,11 +55,11 @@ bool rank_fail(rank *self, const char *format, ...)
 	return false;
 }
 
-bool rank_fine(rank *self, ddp_status status)
+bool rank_fine(struct rank *self, ddp_status status)
 {
 	if (status == DDP_OK)
 		return true;
-	if (self->told || status == DDP_ERR_ABORTED || (self->job != NULL && told_by_another()))
+	if (self->told || status == DDP_ERR_ABORTED || (self->job != NULL && rank_another_tells()))
 		return false;
 	return rank_fail(self, "%s", ddp_last_error());
 }
@@ -57,7 +69,7 @@ bool rank_leads(const ddp_model *model)
 	return ddp_comm_rank(ddp_model_comm(model)) == 0;
 }
 
-bool rank_accumulate(rank *self, const char *option, int64_t wanted, int64_t weight, int *accumulate)
+bool rank_accumulate(struct rank *self, const char *option, int64_t wanted, int64_t weight, int *accumulate)
 {
 	if (wanted == 0 || ddp_accumulation(wanted, weight, self->job->world_size, accumulate) == DDP_OK)
 		return true;
@@ -71,7 +83,7 @@ bool rank_accumulate(rank *self, const char *option, int64_t wanted, int64_t wei
 
 void *rank_allocate(void *user, size_t bytes)
 {
-	rank *self = user;
+	struct rank *self = user;
 	void *memory;
 
 	if (rank_fine(self, ddp_mem_alloc_on(ddp_world(self->context), DDP_MEMORY_DEVICE, bytes, &memory)))
@@ -82,13 +94,13 @@ void *rank_allocate(void *user, size_t bytes)
 
 void rank_release(void *user, void *memory)
 {
-	const rank *self = user;
+	const struct rank *self = user;
 
 	if (ddp_mem_free(ddp_world(self->context), memory) != DDP_OK && !self->told)
 		fprintf(stderr, "%s: %s\n", self->program, ddp_last_error());
 }
 
-void rank_tell_of_graphs(rank *self, const char *why)
+void rank_tell_of_graphs(struct rank *self, const char *why)
 {
 	if (why == NULL || self->told_of_graphs)
 		return;
@@ -97,7 +109,7 @@ void rank_tell_of_graphs(rank *self, const char *why)
 	        self->program, self->job->rank, self->job->hostname, why);
 }
 
-bool rank_end(rank *self, bool fine)
+bool rank_end(struct rank *self, bool fine)
 {
 	if (ddp_finalize(self->context) == DDP_OK || !fine)
 		return fine;

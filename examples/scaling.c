@@ -6,23 +6,20 @@
 
      srun --ddp -N2 --ntasks-per-node=2 scaling --table scaling.txt
      scaling --spawn 1,2,4 */
-#include <getopt.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <ddp.h>
-
 #include "files.h"
 #include "kernels.h"
 #include "models/gpt_ddp.h"
+#include "option_table.h"
+#include "rank.h"
 #include "threads.h"
-#include "told.h"
 
-enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
-enum { ROUNDS_MAX = 10000, SPAWNS_MAX = 16, RANKS_MAX = 1024, LINE_MAX_BYTES = 256, BATCHES = 4 };
+enum { EXIT_USAGE = 2, ROUNDS_MAX = 10000, SPAWNS_MAX = 16, RANKS_MAX = 1024, LINE_MAX_BYTES = 256, BATCHES = 4 };
 
 /* Models with the same parameters: one is trained, the other's ranks say nothing to each other.
    Each rank updates all parameters of both (DDP_SHARD_NONE): were the trained one's update split
@@ -32,6 +29,7 @@ enum mode { TRAINED, SILENT, MODES };
 struct options {
 	gpt_config config;
 	int batch, rounds, threads;
+	const char *spawn_list;
 	int spawn[SPAWNS_MAX], spawns; /* ranks of each run on this host; none: the launcher's */
 	const char *table;
 };
@@ -57,29 +55,30 @@ struct row {
 	int shared; /* 1: the ranks of a node had fewer processors than threads */
 };
 
-static void print_help(void)
-{
-	printf("usage: scaling [OPTION]...\n"
-	       "Measures how a GPT's training step scales, and what communication adds to it. Start it\n"
-	       "with srun --ddp on 1, 2, 4, ... nodes and the same --table, or on one machine with\n"
-	       "--spawn 1,2,4.\n"
-	       "\n"
-	       "  --table FILE   add the row to those of earlier runs there, and print all; they have the\n"
-	       "                 same model, batch and threads of a rank\n"
-	       "  --rounds N     steps of each kind (12)\n"
-	       "  --layers N     (6)\n"
-	       "  --heads N      (8)\n"
-	       "  --width N      (512)\n"
-	       "  --vocab N      (50257)\n"
-	       "  --length N     tokens in a sample (256)\n"
-	       "  --batch N      samples of a rank in a step, whatever the number of ranks (4)\n"
-	       "  --threads N    threads per rank (OMP_NUM_THREADS, else the host's processors over\n"
-	       "                 its ranks: with --spawn, over the largest of its numbers)\n"
-	       "  --spawn N,...  start N ranks on this host, without a launcher; of several numbers\n"
-	       "                 each in its turn, for a table of all\n"
-	       "  --help         this text\n"
-	       "\n"
-	       "The table, in ms of medians over rounds:\n"
+#define AT(member) .at = offsetof(struct options, member)
+
+static const option_row rows[] = {
+	{OPTION_TEXT, "table", "FILE", AT(table), "add the row to those of earlier runs there, and print all; they have the "
+	 "same model, batch and threads of a rank"},
+	{OPTION_INT, "rounds", "N", AT(rounds), "steps of each kind", 1, ROUNDS_MAX},
+	{OPTION_INT, "layers", "N", AT(config.layers), "layers", 1, 1 << 20},
+	{OPTION_INT, "heads", "N", AT(config.heads), "attention heads", 1, 1 << 20},
+	{OPTION_INT, "width", "N", AT(config.width), "width", 1, 1 << 20},
+	{OPTION_INT, "vocab", "N", AT(config.vocab), "vocabulary", 1, 1 << 20},
+	{OPTION_INT, "length", "N", AT(config.length), "tokens in a sample", 1, 1 << 20},
+	{OPTION_INT, "batch", "N", AT(batch), "samples of a rank in a step, whatever the number of ranks", 1, 1 << 20},
+	{OPTION_INT, "threads", "N", AT(threads), "threads per rank (OMP_NUM_THREADS, else the host's processors over its "
+	 "ranks: with --spawn, over the largest of its numbers)", 1, 1 << 20},
+	{OPTION_TEXT, "spawn", "N,...", AT(spawn_list), "start N ranks on this host, without a launcher; of several numbers "
+	 "each in its turn, for a table of all"},
+};
+
+static const option_form form = {.program = "scaling", .usage = "[OPTION]...",
+	.about = "Measures how a GPT's training step scales, and what communication adds to it. Start it\n"
+	         "with srun --ddp on 1, 2, 4, ... nodes and the same --table, or on one machine with\n"
+	         "--spawn 1,2,4.",
+	.rows = rows, .count = sizeof(rows) / sizeof(rows[0]),
+	.end = "The table, in ms of medians over rounds:\n"
 	       "  efficiency     tokens per second and rank, beside the table's first row\n"
 	       "  step           a training step, of the slowest rank\n"
 	       "  silent         the same without communication: what computing takes\n"
@@ -90,76 +89,35 @@ static void print_help(void)
 	       "Each rank updates all parameters, with communication and without (DDP_SHARD_NONE, also\n"
 	       "where ranks share memory). It needs the memory of two models.\n"
 	       "\n"
-	       "Exit status: 2 usage, 3 the library reports an error.\n");
-}
-
-static bool read_number(const char *text, long most, char end, int *number, const char **rest)
-{
-	char *after;
-	const long value = strtol(text, &after, 10);
-
-	*rest = after;
-	if (after != text && (*after == '\0' || *after == end) && value >= 1 && value <= most) {
-		*number = (int)value;
-		return true;
-	}
-	fprintf(stderr, "scaling: \"%s\" is not a whole number from 1 to %ld; see scaling --help\n", text, most);
-	return false;
-}
+	       "Exit status: 2 usage, 3 the library reports an error.\n",
+	.wrong = EXIT_USAGE};
 
 /* 1,2,4 */
-static bool read_spawns(const char *text, struct options *o)
+static void read_spawns(struct options *o)
 {
-	const char *rest = text;
+	const char *text = o->spawn_list;
+	char *rest;
 
 	for (o->spawns = 0; o->spawns < SPAWNS_MAX; text = rest + 1) {
-		if (!read_number(text, RANKS_MAX, ',', &o->spawn[o->spawns++], &rest))
-			return false;
+		const long ranks = strtol(text, &rest, 10);
+		if (rest == text || (*rest != '\0' && *rest != ',') || ranks < 1 || ranks > RANKS_MAX)
+			options_wrong(&form, "--spawn %s: not whole numbers from 1 to %d", o->spawn_list, RANKS_MAX);
+		o->spawn[o->spawns++] = (int)ranks;
 		if (*rest == '\0')
-			return true;
+			return;
 	}
-	fprintf(stderr, "scaling: --spawn takes %d numbers at most; see scaling --help\n", SPAWNS_MAX);
-	return false;
+	options_wrong(&form, "--spawn takes %d numbers at most", SPAWNS_MAX);
 }
 
-static bool parse(int argc, char **argv, struct options *o)
+static void parse(int argc, char **argv, struct options *o)
 {
-	enum { TABLE = 1, ROUNDS, LAYERS, HEADS, WIDTH, VOCAB, LENGTH, BATCH, THREADS, SPAWN, HELP, KNOWN };
-	static const struct option known[] = {{"table", required_argument, NULL, TABLE},
-		{"rounds", required_argument, NULL, ROUNDS}, {"layers", required_argument, NULL, LAYERS},
-		{"heads", required_argument, NULL, HEADS}, {"width", required_argument, NULL, WIDTH},
-		{"vocab", required_argument, NULL, VOCAB}, {"length", required_argument, NULL, LENGTH},
-		{"batch", required_argument, NULL, BATCH}, {"threads", required_argument, NULL, THREADS},
-		{"spawn", required_argument, NULL, SPAWN}, {"help", no_argument, NULL, HELP}, {0}};
-	int *const numbers[KNOWN] = {[ROUNDS] = &o->rounds, [LAYERS] = &o->config.layers,
-		[HEADS] = &o->config.heads, [WIDTH] = &o->config.width, [VOCAB] = &o->config.vocab,
-		[LENGTH] = &o->config.length, [BATCH] = &o->batch, [THREADS] = &o->threads};
-	const char *rest;
 	char why[160];
-	int id;
 
-	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
-		if (id == HELP) {
-			print_help();
-			exit(EXIT_SUCCESS);
-		}
-		if (id == TABLE) {
-			o->table = optarg;
-			continue;
-		}
-		if (id == '?' || (id == SPAWN && !read_spawns(optarg, o)))
-			return false;
-		if (id != SPAWN && !read_number(optarg, id == ROUNDS ? ROUNDS_MAX : 1 << 20, '\0', numbers[id], &rest))
-			return false;
-	}
-	if (optind < argc) {
-		fprintf(stderr, "scaling: %s: not an option; see scaling --help\n", argv[optind]);
-		return false;
-	}
-	if (gpt_config_valid(&o->config, why, sizeof(why)))
-		return true;
-	fprintf(stderr, "scaling: %s\n", why);
-	return false;
+	options_read(&form, argc, argv, o);
+	if (o->spawn_list != NULL)
+		read_spawns(o);
+	if (!gpt_config_valid(&o->config, why, sizeof(why)))
+		options_wrong(&form, "%s", why);
 }
 
 /* ---- steps ------------------------------------------------------------------------------- */
@@ -174,11 +132,7 @@ static double now(void)
 
 static void check(ddp_status status)
 {
-	if (status == DDP_OK)
-		return;
-	if (!told_by_another())
-		fprintf(stderr, "scaling: %s: %s\n", ddp_status_name(status), ddp_last_error());
-	exit(EXIT_LIBRARY);
+	rank_must("scaling", status);
 }
 
 /* Exits, and so ends the other ranks. */
@@ -475,8 +429,7 @@ int main(int argc, char **argv)
 		.batch = 4, .rounds = 12}};
 	char own[LINE_MAX_BYTES];
 
-	if (!parse(argc, argv, &b.options))
-		return EXIT_USAGE;
+	parse(argc, argv, &b.options);
 	if (b.options.spawns > 0)
 		return spawn_each(&b, own, sizeof(own));
 	return run_rank(&b, -1, own, sizeof(own)) ? EXIT_SUCCESS : EXIT_LIBRARY;

@@ -13,8 +13,8 @@ abi: libruntime/libddp.la
 abi-update: libruntime/libddp.la
 	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh update $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so $(PACKAGE_VERSION)
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
-	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/quick-libtool tests/support/results.sh tests/support/slowness.sh tests/support/tags \
-	tests/support/check-gpu tests/support/check-packages tests/support/check-slurm tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy tests/support/tidy.h
+	tests/support/clusters.sh tests/support/example.sh tests/support/quick-libtool tests/support/results.sh tests/support/slowness.sh tests/support/tags \
+	tests/support/check-gpu tests/support/check-packages tests/support/check-slurm tests/support/check-waits tests/support/coverage tests/support/tidy tests/support/tidy.h
 # A folder brings what was built in it, too.
 dist-hook:
 	$(top_srcdir)/build-version --commit >$(distdir)/build-commit
@@ -188,7 +188,7 @@ CASES = tests/support/libtest.la $(CMOCKA_LIBS)
 # What several tests use, compiled once.
 check_LTLIBRARIES += tests/support/libsupport.la
 tests_support_libsupport_la_SOURCES = \
-	tests/support/comm_case.c tests/support/comm_case.h \
+	tests/support/comm_case.c \
 	tests/support/comm_cases.c tests/support/comm_cases.h \
 	tests/support/comm_ranks.c tests/support/comm_ranks.h \
 	tests/support/comm_shrink.c tests/support/comm_shrink.h \
@@ -326,7 +326,7 @@ kernel_images = tests/unit/test_kernel_images.c $(kernel_layer)
 kernel_layers = tests/unit/test_kernel_layers.c tests/support/attention_cases.c \
 	tests/support/classifier_cases.c $(kernel_layer)
 kernel_graph = tests/unit/test_kernel_graph.c $(kernel_cases)
-kernel_queue = tests/unit/test_kernel_queue.c tests/support/model_case.c tests/support/model_case.h $(kernel_cases) \
+kernel_queue = tests/unit/test_kernel_queue.c tests/support/model_case.c $(kernel_cases) \
 	$(gpt_model_sources)
 tests_unit_test_kernel_images_SOURCES = $(kernel_images) tests/support/kernel_place_host.c
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CASES)
@@ -390,10 +390,10 @@ endif
 
 emulation_sources = tests/support/cublas_emulation.cc tests/support/cuda_emulation.cc tests/support/cuda_place.cc \
 	tests/support/cuda_runtime_emulation.cc
-EXTRA_DIST += $(emulation_sources) tests/support/cublas_emulation.h tests/support/cuda_emulation.h
+EXTRA_DIST += $(emulation_sources) tests/support/cuda_emulation.h
 EMULATION_CXXFLAGS = -std=gnu++17 -O1 -g1 -ffp-contract=off -Wall -Wextra -Wshadow $(SANITIZER_CFLAGS)
 tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) $(emulation_sources) \
-		tests/support/cublas_emulation.h tests/support/cuda_emulation.h tests/support/kernel_place.h
+		tests/support/cuda_emulation.h tests/support/kernel_place.h
 	@rm -f $@ && $(MKDIR_P) tests/support/emulated
 	$(AM_V_GEN)for source in $(cuda_kernel_sources) $(emulation_sources); do \
 		object=tests/support/emulated/`basename $$source`.o; \

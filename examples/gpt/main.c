@@ -3,23 +3,24 @@
    and the kernels. Every rank that fails says why on stderr and ends with 1;
    the others then end too, since the communicator is aborted. What all ranks see
    alike, rank 0 tells. */
+#include <ctype.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpt/generate.h"
 #include "gpt/options.h"
 #include "gpt/report.h"
 #include "kernels.h"
+#include "models/gpt_ddp.h"
 #include "rank.h"
 #include "table.h"
 #include "threads.h"
 
 struct trainer {
 	gpt_options options;
-	rank self;
+	struct rank self;
 	dk_queue *kernels; /* of the model's passes; NULL: the host's, of f32 */
 	gpt *model;
 	ddp_model *params;
@@ -91,34 +92,35 @@ static void free_f16(struct trainer *t)
 	free(t->f16);
 }
 
+/* The passes read the parameters in 16 bits. */
+static bool bind_narrow(struct trainer *t, int count)
+{
+	float **data = calloc(2 * (size_t)count, sizeof(*data));
+
+	if (data == NULL || (t->options.model.f16 && !make_f16(t, count))) {
+		free(data);
+		return false;
+	}
+	for (int i = 0; i < count; i++) {
+		data[i] = t->f16 != NULL ? (float *)(void *)t->f16[i] : (float *)(uintptr_t)ddp_model_param_bf16(t->params, i);
+		data[count + i] = ddp_model_param_grad(t->params, i);
+	}
+	gpt_bind(t->model, data, data + count);
+	free(data);
+	return true;
+}
+
 /* Gives the model the library's arenas to work on, and initialises the parameters. */
 static bool bind(struct trainer *t, int count)
 {
-	float **data = calloc((size_t)count, sizeof(*data));
-	float **grad = calloc((size_t)count, sizeof(*grad));
-	bool possible = data != NULL && grad != NULL;
+	dk_queue *before = dk_use(t->kernels);
+	const bool possible = gpt_bind_model(t->model, t->params) && gpt_initialise(t->model, t->options.seed);
 
-	for (int i = 0; possible && i < count; i++) {
-		data[i] = ddp_model_param_data(t->params, i);
-		grad[i] = ddp_model_param_grad(t->params, i);
-	}
-	if (possible) {
-		gpt_bind(t->model, data, grad);
-		gpt_bind_loss(t->model, ddp_model_device_loss(t->params));
-		dk_queue *before = dk_use(t->kernels);
-		possible = gpt_initialise(t->model, t->options.seed);
-		dk_use(before);
-	}
-	if (possible && t->options.model.f16)
-		possible = make_f16(t, count);
-	if (possible && t->options.model.mixed) {
-		for (int i = 0; i < count; i++)
-			data[i] = t->f16 != NULL ? (float *)(void *)t->f16[i] : (float *)(uintptr_t)ddp_model_param_bf16(t->params, i);
-		gpt_bind(t->model, data, grad);
-	}
-	free(data);
-	free(grad);
-	return possible ? true : rank_fail(&t->self, "no memory for the first values of %d parameters", count);
+	dk_use(before);
+	gpt_bind_loss(t->model, ddp_model_device_loss(t->params));
+	if (possible && (!t->options.model.mixed || bind_narrow(t, count)))
+		return true;
+	return rank_fail(&t->self, "no memory for the first values of %d parameters", count);
 }
 
 static bool create_model(struct trainer *t)
@@ -206,17 +208,6 @@ static bool make_model(struct trainer *t)
 
 /* ---- training ---------------------------------------------------------------------------- */
 
-static ddp_status grad_ready(void *user, int param)
-{
-	return ddp_model_grad_ready(user, param);
-}
-
-static ddp_status grad_rows(void *user, int param, const int32_t *index, const float *values,
-                            int64_t count)
-{
-	return ddp_model_grad_rows(user, param, index, values, count);
-}
-
 static ddp_status announce_all(ddp_model *params, gpt *model)
 {
 	ddp_status status = DDP_OK;
@@ -260,7 +251,7 @@ static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_s
 	ddp_status status = t->arrived;
 	gpt_scale_loss(t->model, ddp_model_loss_scale(t->params));
 	if (status == DDP_OK)
-		status = gpt_backward(t->model, grad_ready, grad_rows, t->params);
+		status = gpt_backward(t->model, gpt_grad_ready, gpt_grad_rows, t->params);
 	const char *failure = dk_failure();
 	dk_use(before);
 	rank_tell_of_graphs(&t->self, gpt_graph_failure(t->model));
@@ -363,6 +354,63 @@ static bool test(struct trainer *t, double sums[2])
 	return all[2] == 0;
 }
 
+/* ---- text of a byte model ---------------------------------------------------------------- */
+
+static const double temperature = 0.8;
+
+static int draw(const float *logits, int count, unsigned short random[3])
+{
+	double top = logits[0], total = 0;
+
+	for (int i = 1; i < count; i++)
+		top = fmax(top, logits[i]);
+	for (int i = 0; i < count; i++)
+		total += exp((logits[i] - top) / temperature);
+	double point = erand48(random) * total;
+	for (int i = 0; i < count; i++) {
+		point -= exp((logits[i] - top) / temperature);
+		if (point < 0)
+			return i;
+	}
+	return count - 1;
+}
+
+/* Writes `bytes` bytes to `out`, each drawn from what the model expects after
+   those before it, a little sharpened. Control characters come as '.', so
+   that no terminal is upset. False if memory ran out. */
+static bool generate_text(gpt *model, const gpt_config *config, int bytes, uint64_t seed, FILE *out)
+{
+	unsigned short random[3] = {(unsigned short)seed, (unsigned short)(seed >> 16), 0x330e};
+	int32_t *tokens = calloc((size_t)config->length, sizeof(*tokens));
+	float *logits = calloc((size_t)config->vocab, sizeof(*logits));
+	int used = 1;
+	bool possible = tokens != NULL && logits != NULL;
+
+	if (possible)
+		tokens[0] = '\n' < config->vocab ? '\n' : 0;
+	for (int i = 0; possible && i < bytes; i++) {
+		gpt_next_logits(model, tokens, used, logits);
+		int token = draw(logits, config->vocab, random);
+		bool plain = token == '\n' || token == '\t' || (token < 128 ? isprint(token) : token < 256);
+		putc(plain ? token : '.', out);
+		/* A full window slides by half, so that most bytes see a long past. */
+		if (used == config->length) {
+			used = (config->length + 1) / 2;
+			memmove(tokens, tokens + config->length - used, (size_t)used * sizeof(*tokens));
+		}
+		if (used < config->length)
+			tokens[used++] = token;
+		else
+			tokens[used - 1] = token;
+	}
+	putc('\n', out);
+	free(tokens);
+	free(logits);
+	return possible;
+}
+
+/* ---- the training ------------------------------------------------------------------------ */
+
 static int64_t parameter_count(const struct trainer *t)
 {
 	int64_t total = 0;
@@ -446,15 +494,9 @@ static bool run_rank(struct trainer *t)
 int main(int argc, char **argv)
 {
 	struct trainer t = {.self.program = "gpt"};
-	int code;
 
-	switch (gpt_parse(argc, argv, &t.options)) {
-	case GPT_DONE: return EXIT_SUCCESS;
-	case GPT_BAD: return EXIT_FAILURE;
-	case GPT_RUN: break;
-	}
-	if (!rank_spawn(&t.self, t.options.spawn, &code))
-		return code;
+	gpt_read_options(argc, argv, &t.options);
+	rank_spawn(t.self.program, t.options.spawn);
 	if (!run_rank(&t))
 		return EXIT_FAILURE;
 	/* Not 0: jobs that wait for this one's end would begin with half a model. */

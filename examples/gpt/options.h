@@ -7,6 +7,8 @@
 
 #include "models/gpt.h"
 
+typedef enum gpt_dtype { GPT_F32, GPT_TF32, GPT_BF16, GPT_F16 } gpt_dtype;
+
 typedef struct gpt_options {
 	const char *data, *test; /* to train on; to measure the loss on, or NULL */
 	ddp_token_format format;
@@ -33,6 +35,7 @@ typedef struct gpt_options {
 	int64_t powersgd_start; /* -1: with the end of the warm-up */
 	double bucket_mb;        /* or DDP_AUTO */
 	const char *device;      /* NULL: the host */
+	gpt_dtype dtype;
 	bool tf32;               /* its matrix products may round to TF32 */
 	double loss_scale;       /* the first one, of f16; 0: the library's */
 	bool no_graphs;          /* it is given kernels one by one */
@@ -47,9 +50,5 @@ typedef struct gpt_options {
 /* Whether what computes has memory of its own. */
 bool gpt_on_device(const gpt_options *options);
 
-/* Says what main() does next. */
-typedef enum gpt_parsed { GPT_RUN, GPT_DONE, GPT_BAD } gpt_parsed;
-
-/* Reads the command line; options' strings point into argv. GPT_DONE: --help
-   or --version was answered on stdout. GPT_BAD: the error is on stderr. */
-gpt_parsed gpt_parse(int argc, char **argv, gpt_options *options);
+/* Reads the command line, into which options' strings point. --help, --version and what is wrong end the program. */
+void gpt_read_options(int argc, char **argv, gpt_options *options);

@@ -8,21 +8,21 @@
    GPipe's (Huang et al., NeurIPS 2019): all micro-batches go forward through the stages, then all
    go backward. libddp keeps the copies of each part alike: there is a model for each part, on
    a communicator of the ranks that have it. */
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels.h"
 #include "models/random.h"
+#include "option_table.h"
 #include "parallel/part.h"
+#include "rank.h"
 #include "threads.h"
-#include "told.h"
 
-enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3, SAMPLES = 4096 };
+enum { EXIT_USAGE = 2, SAMPLES = 4096 };
 
 typedef struct options {
-	long spawn, stages, tensor, steps, layers, heads, width, length, update, micro_batches;
+	int spawn, stages, tensor, steps, layers, heads, width, length, update, micro_batches;
 	double learning_rate;
 	const char *checkpoint;
 	bool resume;
@@ -39,83 +39,36 @@ typedef struct training {
 	float *received;
 } training;
 
-static void print_help(void)
-{
-	printf("usage: parallel [OPTION]...\n"
-	       "Trains a GPT on a made-up language. The network is split into stages, and the matrices of\n"
-	       "each stage into slices; the ranks that are left over have further copies of it. Start it\n"
-	       "with srun --ddp, or with --spawn.\n"
-	       "\n"
-	       "  --spawn N          start N ranks on this host, without a launcher (1 to 1024)\n"
-	       "  --stages N         stages of the pipeline (1)\n"
-	       "  --tensor N         slices of each stage (1)\n"
-	       "  --layers N         layers of the network (4)\n"
-	       "  --heads N          heads of its attention (4)\n"
-	       "  --width N          width of its layers (64)\n"
-	       "  --length N         tokens of a sequence (32)\n"
-	       "  --update N         sequences of a step, of all copies (32)\n"
-	       "  --micro-batches N  into which a copy cuts its share of them (4)\n"
-	       "  --steps N          (20)\n"
-	       "  --lr X             learning rate (0.001)\n"
-	       "  --checkpoint DIR   save at the end, each part in a directory of its own in DIR\n"
-	       "  --resume           go on from there\n"
-	       "  --help             this text\n"
-	       "\n"
-	       "Exit status: 0 done, 2 usage, 3 the library reports an error.\n");
-}
+#define AT(member) .at = offsetof(options, member)
+#define MOST (1 << 20)
 
-/* ---- options ------------------------------------------------------------------------------- */
+static const option_row rows[] = {
+	{OPTION_INT, "spawn", "N", AT(spawn), "start N ranks on this host, without a launcher", 1, 1024},
+	{OPTION_INT, "stages", "N", AT(stages), "stages of the pipeline", 1, MOST},
+	{OPTION_INT, "tensor", "N", AT(tensor), "slices of each stage", 1, MOST},
+	{OPTION_INT, "layers", "N", AT(layers), "layers of the network", 1, MOST},
+	{OPTION_INT, "heads", "N", AT(heads), "heads of its attention", 1, MOST},
+	{OPTION_INT, "width", "N", AT(width), "width of its layers", 1, MOST},
+	{OPTION_INT, "length", "N", AT(length), "tokens of a sequence", 1, MOST},
+	{OPTION_INT, "update", "N", AT(update), "sequences of a step, of all copies", 1, MOST},
+	{OPTION_INT, "micro-batches", "N", AT(micro_batches), "into which a copy cuts its share of them", 1, MOST},
+	{OPTION_INT, "steps", "N", AT(steps), "steps", 1, MOST},
+	{OPTION_REAL, "lr", "X", AT(learning_rate), "learning rate"},
+	{OPTION_TEXT, "checkpoint", "DIR", AT(checkpoint), "save at the end, each part in a directory of its own in DIR"},
+	{OPTION_FLAG, "resume", NULL, AT(resume), "go on from there"},
+};
 
-static int parse(int argc, char **argv, options *o)
-{
-	static const struct option known[] = {{"spawn", required_argument, NULL, 'p'},
-		{"stages", required_argument, NULL, 's'}, {"tensor", required_argument, NULL, 't'},
-		{"layers", required_argument, NULL, 'l'}, {"heads", required_argument, NULL, 'h'},
-		{"width", required_argument, NULL, 'w'}, {"length", required_argument, NULL, 'L'},
-		{"update", required_argument, NULL, 'u'}, {"micro-batches", required_argument, NULL, 'm'},
-		{"steps", required_argument, NULL, 'n'}, {"lr", required_argument, NULL, 'r'},
-		{"checkpoint", required_argument, NULL, 'c'}, {"resume", no_argument, NULL, 'R'},
-		{"help", no_argument, NULL, '?' + 256}, {0}};
-	int id;
-
-	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
-		long *const numbers[256] = {['p'] = &o->spawn, ['s'] = &o->stages, ['t'] = &o->tensor, ['l'] = &o->layers,
-			['h'] = &o->heads, ['w'] = &o->width, ['L'] = &o->length, ['u'] = &o->update,
-			['m'] = &o->micro_batches, ['n'] = &o->steps};
-		char *end = NULL;
-		bool right = true;
-		if (id == '?' + 256) {
-			print_help();
-			exit(EXIT_SUCCESS);
-		}
-		if (id == '?')
-			return EXIT_USAGE;
-		if (id == 'c')
-			o->checkpoint = optarg;
-		else if (id == 'R')
-			o->resume = true;
-		else if (id == 'r')
-			right = (o->learning_rate = strtod(optarg, &end)) > 0 && *end == '\0';
-		else
-			right = (*numbers[id] = strtol(optarg, &end, 10)) > 0 && *end == '\0' && *numbers[id] <= 1 << 20;
-		if (!right) {
-			fprintf(stderr, "parallel: \"%s\" is not possible; see parallel --help\n", optarg);
-			return EXIT_USAGE;
-		}
-	}
-	if (optind < argc || (o->resume && o->checkpoint == NULL)) {
-		fprintf(stderr, optind < argc ? "parallel: %s: not an option; see parallel --help\n"
-		                              : "parallel: %s needs --checkpoint DIR\n",
-		        optind < argc ? argv[optind] : "--resume");
-		return EXIT_USAGE;
-	}
-	return EXIT_SUCCESS;
-}
+static const option_form form = {.program = "parallel", .usage = "[OPTION]...",
+	.about = "Trains a GPT on a made-up language. The network is split into stages, and the matrices of\n"
+	         "each stage into slices; the ranks that are left over have further copies of it. Start it\n"
+	         "with srun --ddp, or with --spawn.",
+	.rows = rows, .count = sizeof(rows) / sizeof(rows[0]),
+	.end = "Exit status: 0 done, 2 usage, 3 the library reports an error.\n", .wrong = EXIT_USAGE};
 
 /* Whether the network and its samples can be split so over so many ranks. */
 static int check_split(const options *o, const ddp_job *job)
 {
-	const long parts = o->stages * o->tensor, copies = job->world_size / parts;
+	const int64_t parts = (int64_t)o->stages * o->tensor, copies = job->world_size / parts;
 	const char *why = NULL;
 
 	if (job->world_size % parts != 0)
@@ -137,11 +90,7 @@ static int check_split(const options *o, const ddp_job *job)
 
 static void check(ddp_status status)
 {
-	if (status == DDP_OK)
-		return;
-	if (!told_by_another())
-		fprintf(stderr, "parallel: %s: %s\n", ddp_status_name(status), ddp_last_error());
-	exit(EXIT_LIBRARY);
+	rank_must("parallel", status);
 }
 
 static void fail_for_memory(const char *what)
@@ -167,7 +116,7 @@ static ddp_status read_sample(void *self, int64_t index, void *sample)
 	uint64_t state = (uint64_t)index + 1;
 	int32_t *words = sample, word = (int32_t)(next_random(&state) % PART_VOCAB);
 
-	for (long i = 0; i <= o->length; i++) {
+	for (int i = 0; i <= o->length; i++) {
 		words[i] = word;
 		const uint64_t draw = next_random(&state);
 		word = draw % 8 == 0 ? (int32_t)(draw / 8 % PART_VOCAB) : (5 * word + 17) % PART_VOCAB;
@@ -249,16 +198,16 @@ static void open_training(ddp_context *context, const options *o, training *t)
 {
 	const ddp_job *job = ddp_get_job(context);
 	ddp_comm *world = ddp_world(context);
-	const int tensor = (int)o->tensor, stages = (int)o->stages, parts = stages * tensor;
+	const int tensor = o->tensor, stages = o->stages, parts = stages * tensor;
 	const int place = job->rank % parts, copy = job->rank / parts, slice = place % tensor, stage = place / tensor;
-	const int copies = job->world_size / parts, micro = (int)o->micro_batches;
+	const int copies = job->world_size / parts, micro = o->micro_batches;
 	const ddp_dataset dataset = {.size = SAMPLES, .sample_bytes = (size_t)(o->length + 1) * sizeof(int32_t),
 		.read = read_sample, .self = (void *)(uintptr_t)o};
 	int count;
 
-	t->config = (part_config){.layers = (int)o->layers, .heads = (int)o->heads, .width = (int)o->width,
-		.length = (int)o->length, .stages = stages, .slices = tensor, .micro_batches = micro,
-		.batch = (int)o->update / (copies * micro), .stage = stage, .slice = slice};
+	t->config = (part_config){.layers = o->layers, .heads = o->heads, .width = o->width, .length = o->length,
+		.stages = stages, .slices = tensor, .micro_batches = micro,
+		.batch = o->update / (copies * micro), .stage = stage, .slice = slice};
 	check(ddp_comm_split(world, copy * stages + stage, slice, &t->config.slice_comm));
 	check(ddp_comm_split(world, copy * tensor + slice, stage, &t->chain));
 	check(ddp_comm_split(world, place, copy, &t->copies));
@@ -345,18 +294,13 @@ int main(int argc, char **argv)
 {
 	options o = {.stages = 1, .tensor = 1, .steps = 20, .layers = 4, .heads = 4, .width = 64, .length = 32,
 		.update = 32, .micro_batches = 4, .learning_rate = 1e-3};
-	ddp_spawn_result spawned;
 	ddp_context *context;
 	training t = {0};
 
-	const int parsed = parse(argc, argv, &o);
-	if (parsed != EXIT_SUCCESS)
-		return parsed;
-	if (o.spawn > 0) {
-		check(ddp_spawn((int)o.spawn, &spawned));
-		if (!spawned.is_rank)
-			return spawned.exit_code;
-	}
+	options_read(&form, argc, argv, &o);
+	if (o.resume && o.checkpoint == NULL)
+		options_wrong(&form, "--resume needs --checkpoint DIR");
+	rank_spawn(form.program, o.spawn);
 	check(ddp_init(NULL, &context));
 	const int split = check_split(&o, ddp_get_job(context));
 	if (split == EXIT_SUCCESS) {

@@ -22,7 +22,5 @@ struct vision_options {
 	net_resnet_shape resnet;
 };
 
-typedef enum vision_parsed { VISION_RUN, VISION_DONE, VISION_BAD } vision_parsed;
-
-/* VISION_DONE: --help or --version was answered. VISION_BAD: the error is on stderr. */
-vision_parsed vision_parse(int argc, char **argv, const vision_example *example, vision_options *options);
+/* --help, --version and what is wrong end the program. */
+void vision_read_options(int argc, char **argv, const vision_example *example, vision_options *options);

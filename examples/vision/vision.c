@@ -5,17 +5,18 @@
 #include "vision/vision.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kernels.h"
 #include "progress.h"
 #include "rank.h"
 #include "table.h"
 #include "threads.h"
-#include "vision/data.h"
 #include "vision/options.h"
 
 enum { NORM_LANE = 1 }; /* of sums that must not wait behind gradients */
@@ -23,7 +24,7 @@ enum { NORM_LANE = 1 }; /* of sums that must not wait behind gradients */
 struct trainer {
 	const vision_example *example;
 	vision_options options;
-	rank self;
+	struct rank self;
 	dk_queue *kernels; /* NULL: the host's */
 	net *net;
 	ddp_request *sum; /* of the last normalisation on a device; NULL: it has been ended */
@@ -39,6 +40,79 @@ struct trainer {
 	bool stopped;
 	progress progress; /* of rank 0 */
 };
+
+/* ---- data -------------------------------------------------------------------------------- */
+
+/* Returns the usual shift and scale of such images. */
+static ddp_image_transform transform_of(vision_data data, bool augment, uint64_t seed)
+{
+	static const float means[][3] = {[VISION_MNIST] = {0.1307f}, [VISION_CIFAR10] = {0.4914f, 0.4822f, 0.4465f}};
+	static const float deviations[][3] = {[VISION_MNIST] = {0.3081f, 1, 1},
+		[VISION_CIFAR10] = {0.2470f, 0.2435f, 0.2616f}};
+	ddp_image_transform t = DDP_IMAGE_TRANSFORM;
+
+	memcpy(t.mean, means[data], sizeof(means[data]));
+	memcpy(t.deviation, deviations[data], sizeof(deviations[data]));
+	if (augment) {
+		t.crop_padding = 4;
+		t.flip = data == VISION_CIFAR10; /* a mirrored digit is none */
+		t.seed = seed;
+	}
+	return t;
+}
+
+/* The names that files are published by. */
+static const char *const mnist[][2] = {
+	{"train-images-idx3-ubyte", "train-labels-idx1-ubyte"},
+	{"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"},
+};
+static const char *const cifar[] = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin",
+	"data_batch_4.bin", "data_batch_5.bin", "test_batch.bin"};
+enum { CIFAR_PARTS = 5 };
+
+typedef char path[PATH_MAX];
+
+static void name_file(path file, const char *folder, bool synthetic, const char *name)
+{
+	snprintf(file, sizeof(path), "%s/%s%s", folder, synthetic ? "synthetic-" : "", name);
+}
+
+static ddp_status open_cifar(const char *folder, bool test, bool synthetic, ddp_image_shape *shape,
+                             ddp_dataset *dataset)
+{
+	path files[CIFAR_PARTS];
+	const char *paths[CIFAR_PARTS];
+	/* Synthetic data are one file. */
+	const int count = test || synthetic ? 1 : CIFAR_PARTS;
+
+	for (int i = 0; i < count; i++) {
+		name_file(files[i], folder, synthetic, cifar[test ? CIFAR_PARTS : i]);
+		paths[i] = files[i];
+	}
+	return ddp_cifar10_open(paths, count, shape, dataset);
+}
+
+/* Opens the images to train on, or those to test with, of a folder: under the names that
+   they are published by, or, if there are none, with "synthetic-" before them. *synthetic
+   tells which. */
+static ddp_status open_images(vision_data data, const char *folder, bool test, ddp_image_shape *shape,
+                              ddp_dataset *dataset, bool *synthetic)
+{
+	path images, labels;
+
+	name_file(images, folder, false, data == VISION_MNIST ? mnist[test][0] : cifar[test ? CIFAR_PARTS : 0]);
+	*synthetic = false;
+	if (access(images, F_OK) != 0) {
+		path other;
+		name_file(other, folder, true, data == VISION_MNIST ? mnist[test][0] : cifar[test ? CIFAR_PARTS : 0]);
+		*synthetic = access(other, F_OK) == 0;
+	}
+	if (data == VISION_CIFAR10)
+		return open_cifar(folder, test, *synthetic, shape, dataset);
+	name_file(images, folder, *synthetic, mnist[test][0]);
+	name_file(labels, folder, *synthetic, mnist[test][1]);
+	return ddp_idx_open(images, labels, shape, dataset);
+}
 
 /* ---- set up ------------------------------------------------------------------------------ */
 
@@ -69,8 +143,8 @@ static bool open_data(struct trainer *t)
 	options.seed = o->seed;
 	options.readers = o->readers;
 
-	t->transform = vision_transform(t->example->data, t->example->augment && !o->plain, o->seed);
-	if (!rank_fine(&t->self, vision_open(t->example->data, o->data, false, &t->shape, &t->dataset, &t->synthetic)) ||
+	t->transform = transform_of(t->example->data, t->example->augment && !o->plain, o->seed);
+	if (!rank_fine(&t->self, open_images(t->example->data, o->data, false, &t->shape, &t->dataset, &t->synthetic)) ||
 	    !rank_fine(&t->self, ddp_loader_create(t->self.context, &t->dataset, &options, &t->loader)))
 		return false;
 	const size_t size = (size_t)t->shape.channels * (size_t)t->shape.height * (size_t)t->shape.width;
@@ -301,7 +375,7 @@ static bool test_with(struct trainer *t, ddp_loader *loader)
 {
 	enum { BATCHES_APART = 64 }; /* so many at most, lest a slow rank be taken for one that hangs; none
 	                                before rank 0 has told of the training */
-	const ddp_image_transform plain = vision_transform(t->example->data, false, 0);
+	const ddp_image_transform plain = transform_of(t->example->data, false, 0);
 	double sums[3] = {0}; /* images, right ones, loss */
 	ddp_batch batch;
 
@@ -343,7 +417,7 @@ static bool test(struct trainer *t)
 	ddp_image_shape shape;
 	bool synthetic;
 
-	bool passed = rank_fine(&t->self, vision_open(t->example->data, t->options.data, true, &shape, &dataset, &synthetic));
+	bool passed = rank_fine(&t->self, open_images(t->example->data, t->options.data, true, &shape, &dataset, &synthetic));
 	if (passed && (shape.height != t->shape.height || shape.width != t->shape.width))
 		passed = rank_fail(&t->self, "%s: images to test with are of another size", t->options.data);
 	passed = passed && rank_fine(&t->self, ddp_loader_create(t->self.context, &dataset, &options, &loader)) &&
@@ -377,15 +451,9 @@ static bool run_rank(struct trainer *t)
 int vision_main(int argc, char **argv, const vision_example *example)
 {
 	struct trainer t = {.example = example, .self.program = example->name, .accumulate = 1};
-	int code;
 
-	switch (vision_parse(argc, argv, example, &t.options)) {
-	case VISION_DONE: return EXIT_SUCCESS;
-	case VISION_BAD: return EXIT_FAILURE;
-	case VISION_RUN: break;
-	}
-	if (!rank_spawn(&t.self, t.options.spawn, &code))
-		return code;
+	vision_read_options(argc, argv, example, &t.options);
+	rank_spawn(t.self.program, t.options.spawn);
 	if (!run_rank(&t))
 		return EXIT_FAILURE;
 	/* Not 0: jobs that wait for this one's end would begin with half a model. */

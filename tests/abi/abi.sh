@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # abi.sh list INCLUDE LIBRARY: prints what a program relies on that was compiled with the headers of the folder INCLUDE
-# and loads LIBRARY. A line is a symbol of LIBRARY, a declaration of a function, the value of an enumerator or macro, the
-# size of a structure, or where a field lies in it. What is of types comes from the compiler's DWARF, so that none is
-# missed; $CC is the compiler.
+# and loads LIBRARY. A line is a declaration of a function, the value of an enumerator or macro, the size of a structure, or
+# where a field lies in it. What is of types comes from the compiler's DWARF, so that none is missed; $CC is the compiler.
+# abi.sh symbols INCLUDE LIBRARY: prints the symbols of LIBRARY, which are those functions (test_abi.sh).
 # abi.sh update INCLUDE LIBRARY VERSION: writes that to libddp.abi beside this script, and the symbols to Debian's list,
 # where new ones are of VERSION.
 set -euo pipefail
@@ -111,9 +111,9 @@ macros()
 		grep -vE '^macro DDP_(VERSION[A-Z_]*|API|([A-Z]*_)*H) '
 }
 
-symbols() { nm -D --defined-only --with-symbol-versions "$library" | sed -n 's/^[0-9a-f]* [A-Z] \([a-z].*\)/symbol \1/p'; }
+symbols() { nm -D --defined-only --with-symbol-versions "$library" | sed -n 's/^[0-9a-f]* [A-Z] \([a-z].*\)/\1/p'; }
 
-list() { { types; functions; macros; symbols; } | sort -u; }
+list() { { types; functions; macros; } | sort -u; }
 
 # debian_symbols VERSION: Debian's list, where what was in it keeps its version
 debian_symbols()
@@ -121,13 +121,13 @@ debian_symbols()
 	head -n 1 "$debian"
 	{
 		echo "LIBDDP_1@LIBDDP_1"
-		symbols | sed 's/^symbol //; s/@@/@/'
+		symbols | sed 's/@@/@/'
 	} | sort | awk -v version="$1" 'NR == FNR { since[$1] = $2; next } { print " " $1, $1 in since ? since[$1] : version }' \
 		"$debian" -
 }
 
 case $command in
-list) list ;;
+list|symbols) "$command" ;;
 update)
 	list >"$work/abi"
 	debian_symbols "$4" >"$work/symbols"

@@ -127,10 +127,10 @@ EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms
 	tests/bench/overlap \
 	tests/bench/startup tests/bench/recovery \
 	tests/bench/rank_gloo.py tests/bench/rank_recovery.py tests/bench/rank_startup.py tests/bench/rank_train.py \
-	tests/bench/harness/__init__.py tests/bench/harness/bars.py \
-	tests/bench/harness/contenders.py tests/bench/harness/group.py \
+	tests/bench/harness/__init__.py tests/bench/harness/contenders.py tests/bench/harness/driver.py \
+	tests/bench/harness/group.py \
 	tests/bench/harness/measure.py \
-	tests/bench/harness/recovery.py tests/bench/harness/report.py tests/bench/harness/units.py
+	tests/bench/harness/recovery.py tests/bench/harness/report.py
 
 EXTRA_DIST += tests/bench/vision_step tests/bench/rank_vision.py
 .PHONY: bench-vision-step
@@ -139,8 +139,8 @@ bench-vision-step: $(vision_programs)
 
 EXTRA_DIST += tests/bench/spank_cost
 .PHONY: bench-spank-cost
-bench-spank-cost: spank/spank_ddp.la tests/unit/test_spank_nodelist
-	$(srcdir)/tests/bench/spank_cost $(BENCH_ARGS)
+bench-spank-cost: spank/spank_ddp.la
+	$(bench_environment) $(srcdir)/tests/bench/spank_cost $(BENCH_ARGS)
 
 EXTRA_DIST += tests/bench/scale
 .PHONY: bench-scale

@@ -12,7 +12,6 @@
 #include "comm/core/comm.h"
 #include "comm/hier/algorithms.h"
 #include "comm/hier/tree.h"
-#include "comm/ops/combine_nodes.h"
 #include "comm/ops/names.h"
 #include "rank.h"
 
@@ -40,14 +39,16 @@ static int by_value(const void *a, const void *b)
 }
 
 /* Seconds of an operation on the slowest rank, in several batches, sorted; the first batch
-   does not count. */
-static void measure(ddp_comm *comm, const ddp_operation *c, int repeats, double *seconds)
+   does not count. `wanted` names the operation's algorithm, but not that of the ranks' own talk. */
+static void measure(ddp_comm *comm, const ddp_operation *c, ddp_wanted_list wanted, int repeats, double *seconds)
 {
 	for (int batch = -1; batch < BATCHES; batch++) {
 		must(ddp_barrier(comm));
+		comm->roster->wanted = wanted;
 		const uint64_t start = ddp_now_ns();
 		for (int i = 0; i < repeats; i++)
 			must(ddp_run(comm, c));
+		comm->roster->wanted.count = 0;
 		double now = ddp_seconds_since(start) / repeats;
 		must(ddp_all_reduce(comm, NULL, &now, 1, DDP_F64, DDP_MAX));
 		if (batch >= 0)
@@ -80,7 +81,7 @@ static void compare_broadcast(ddp_comm *comm, char *data, size_t bytes)
 	double measured[BATCHES];
 	char name[32];
 
-	measure(comm, &c, repeats_of(predicted), measured);
+	measure(comm, &c, (ddp_wanted_list){ .count = 0 }, repeats_of(predicted), measured);
 	snprintf(name, sizeof(name), " %s", ddp_tree_name(form));
 	if (comm->rank == 0)
 		print_line(&c, bytes, name, predicted, measured);
@@ -88,21 +89,20 @@ static void compare_broadcast(ddp_comm *comm, char *data, size_t bytes)
 }
 
 /* `bytes` of each rank's input; results go to the memory's second half. */
-static void compare(ddp_comm *comm, ddp_operation_kind kind, ddp_type type, char *data, size_t bytes)
+static void compare(ddp_comm *comm, ddp_operation_kind kind, char *data, size_t bytes)
 {
 	const bool small = bytes <= DDP_SMALL_BYTES && kind != DDP_REDUCE_SCATTER;
-	const size_t element = ddp_type_bytes(type), blocks = kind == DDP_REDUCE_SCATTER ? (size_t)comm->size : 1;
+	const size_t element = sizeof(float), blocks = kind == DDP_REDUCE_SCATTER ? (size_t)comm->size : 1;
 	const size_t count = bytes / element / blocks;
 	const ddp_operation c = { .kind = kind, .send = data, .recv = kind == DDP_ALL_REDUCE ? data : data + bytes,
-	                           .count = count, .type = type, .op = DDP_SUM };
+	                           .count = count, .type = DDP_F32, .op = DDP_SUM };
 	const ddp_shape shape = { .kind = kind, .nodes = comm->topology.nodes,
 	                          .channels = small ? 1 : comm->topology.channels,
 	                          .blocks = (size_t)comm->topology.nodes, .count = count * blocks,
-	                          .element = element, .travel = ddp_type_bytes(ddp_travel_type(type, DDP_SUM)),
-	                          .wide = ddp_type_bytes(ddp_accumulator(type)),
-	                          .stage_bytes = comm->node.stage_bytes };
+	                          .element = element, .travel = element, .wide = element, .stage_bytes = comm->node.stage_bytes };
 	const ddp_link *link = &comm->hier.link;
-	const unsigned int candidates = ddp_algorithm_candidates(kind, small);
+	const unsigned int all = ddp_algorithm_candidates(kind, small);
+	const unsigned int candidates = comm->topology.nodes == 2 ? all & -all : all; /* as comm/hier/tune.c has it */
 	const ddp_algorithm chosen = ddp_algorithm_cheapest(link, &shape, candidates);
 
 	for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
@@ -111,9 +111,7 @@ static void compare(ddp_comm *comm, ddp_operation_kind kind, ddp_type type, char
 			continue;
 		const double predicted = ddp_algorithm_of(a)->cost(link, &shape).seconds;
 		char name[64];
-		comm->roster->wanted = (ddp_wanted_list){ .count = 1, .order = { (int)a } };
-		measure(comm, &c, repeats_of(predicted), measured);
-		comm->roster->wanted.count = 0;
+		measure(comm, &c, (ddp_wanted_list){ .count = 1, .order = { (int)a } }, repeats_of(predicted), measured);
 		snprintf(name, sizeof(name), "%c%s", a == chosen ? '*' : ' ', ddp_algorithm_of(a)->name);
 		if (comm->rank == 0)
 			print_line(&c, bytes, name, predicted, measured);
@@ -121,7 +119,7 @@ static void compare(ddp_comm *comm, ddp_operation_kind kind, ddp_type type, char
 	fflush(stdout);
 }
 
-static int run(ddp_operation_kind kind, ddp_type type, int size_count, char **sizes)
+static int run(ddp_operation_kind kind, int size_count, char **sizes)
 {
 	ddp_context *context;
 	size_t most = 0;
@@ -149,7 +147,7 @@ static int run(ddp_operation_kind kind, ddp_type type, int size_count, char **si
 		if (kind == DDP_BROADCAST)
 			compare_broadcast(comm, memory, bytes);
 		else
-			compare(comm, kind, type, memory, bytes);
+			compare(comm, kind, memory, bytes);
 	}
 	must(ddp_mem_free(comm, memory));
 	must(ddp_finalize(context));
@@ -159,18 +157,15 @@ static int run(ddp_operation_kind kind, ddp_type type, int size_count, char **si
 int main(int argc, char **argv)
 {
 	static const ddp_operation_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER, DDP_BROADCAST };
-	static const ddp_type types[] = { DDP_F32, DDP_BF16 };
-	size_t kind = 0, type = 0;
+	size_t kind = 0;
 
-	while (argc > 3 && kind < 4 && strcmp(argv[1], ddp_kind_name(kinds[kind])) != 0)
+	while (argc > 2 && kind < 4 && strcmp(argv[1], ddp_kind_name(kinds[kind])) != 0)
 		kind++;
-	while (argc > 3 && type < 2 && strcmp(argv[2], ddp_type_name(types[type])) != 0)
-		type++;
-	if (argc < 4 || kind == 4 || type == 2) {
-		fprintf(stderr, "usage: %s all_reduce|reduce|reduce_scatter|broadcast f32|bf16 BYTES...\n"
+	if (argc < 3 || kind == 4) {
+		fprintf(stderr, "usage: %s all_reduce|reduce|reduce_scatter|broadcast BYTES...\n"
 		        "its environment says which rank it is\n", argv[0]);
 		return 2;
 	}
 	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
-	return run(kinds[kind], types[type], argc - 3, argv + 3);
+	return run(kinds[kind], argc - 2, argv + 2);
 }

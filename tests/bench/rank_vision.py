@@ -6,7 +6,7 @@ usage: rank_vision.py MODEL DATA BATCH THREADS STEPS FORMAT [CHECKPOINT]
 
 MODEL is mnist_cnn, cifar_net, resnet18 or resnet50; DATA a folder of examples/vision/synthetic; FORMAT
 contiguous, channels_last, or double: contiguous numbers of 64 bits. Prints each step's seconds, loss and processor time. With a CHECKPOINT of the
-example, made with --plain --constant, goes on from there with the samples that the example
+example, made with --plain --schedule constant, goes on from there with the samples that the example
 would take, without dropout. Otherwise the first step, a warm-up, is left out."""
 
 import json

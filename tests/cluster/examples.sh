@@ -67,7 +67,7 @@ check "resnet has nearly the same loss on a device" \
 	awk '{ loss[NR] = $1 } END { r = loss[1] > 0 ? loss[2] / loss[1] : 0; exit !(NR == 2 && r > 0.999 && r < 1.001) }' "$work/losses"
 
 # What dropout draws goes on, too: two halves are the whole, bit for bit.
-half=(--data "$data" --threads 1 --batch 4 --constant)
+half=(--data "$data" --threads 1 --batch 4 --schedule constant)
 for parts in 6 '3 6'; do
 	for steps in $parts; do
 		capture ddp -n2 "$prefix/bin/mnist_cnn" "${half[@]}" --steps "$steps" --checkpoint "$work/${parts%% *}" --resume

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/fuzz: libFuzzer targets, tests/fuzz/fuzz_NAME.c with seeds in
-# tests/fuzz/seeds/NAME/. Each target names the sources it needs in a line
+# tests/fuzz/seeds. Each target names the sources it needs in a line
 # " * fuzz-sources: ..." and libraries in " * fuzz-libs: ...", so that adding
 # one takes no change here. `make fuzz-short` is for CI, `make fuzz` is long.
 FUZZ_SHORT_SECONDS = 2

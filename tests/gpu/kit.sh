@@ -44,7 +44,7 @@ for test; do
 	tests+=("$test")
 done
 printf '%s\n' "${tests[@]}" >"$folder/gpu-tests"
-for file in tests/support/check-gpu tests/support/example.sh tests/support/tap tests/support/slowness.sh tests/gpu/lib.sh \
+for file in tests/support/check-gpu tests/support/checks.sh tests/support/example.sh tests/support/tap tests/support/slowness.sh tests/gpu/lib.sh \
 		tests/gpu/torch_sums.py \
 		tests/bench/gpu tests/bench/rank_gpt.py; do
 	take $file

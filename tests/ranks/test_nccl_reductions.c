@@ -11,7 +11,7 @@
 #include "comm/nccl/abi.h"
 #include "comm/ops/names.h"
 #include "tests/device/fake_gpu.h"
-#include "tests/support/comm_case.h"
+#include "tests/support/comm_cases.h"
 #include "tests/support/device_ranks.h"
 #include "tests/support/test.h"
 

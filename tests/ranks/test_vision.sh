@@ -13,7 +13,7 @@ train() {
 }
 
 every_option_is_in_help() {
-	tells_of data batch images-per-update steps optimizer lr schedule warmup decay constant momentum \
+	tells_of data batch images-per-update steps optimizer lr schedule warmup decay momentum \
 		weight-decay plain seed checkpoint resume survive stopped-exit metrics trace device no-graphs spawn threads readers verbose version help
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/comm_case.h"
+#include "tests/support/comm_cases.h"
 
 #include <math.h>
 #include <stdint.h>

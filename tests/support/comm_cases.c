@@ -8,10 +8,8 @@
 
 #include "base/error.h"
 #include "comm/core/comm.h"
-#include "device/device.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/device/nccl_standin.h"
-#include "tests/support/comm_case.h"
 
 enum { IN_FLIGHT = 4, TAGS = 3 };
 

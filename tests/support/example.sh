@@ -10,21 +10,8 @@ if [ -z "${DDP_TEST_GPU-}" ]; then
 	export DDP_CUDA_KERNELS=$DDP_CUDA_MODULE DDP_NCCL=$DDP_CUDA_MODULE
 fi
 
-tests=0
-failed=0
-# check NAME COMMAND...: the command's success is the test's
-check() {
-	local name=$1
-	shift
-	tests=$((tests + 1))
-	if "$@"; then
-		echo "ok $tests - $name"
-	else
-		echo "not ok $tests - $name"
-		sed 's/^/# /' "$work/out" "$work/err" 2>/dev/null | tail -n 20
-		failed=$((failed + 1))
-	fi
-}
+# shellcheck source=tests/support/checks.sh
+. "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 
 # check_numbers: one of numbers, words and files alone, where the thread sanitizer sees no more
 check_numbers() {
@@ -39,8 +26,8 @@ check_again() {
 # skip_numbers NAME REASON: such a one that this machine or build cannot tell of
 skip_numbers() {
 	[[ ${sanitizer-} != *=thread* ]] || return 0
-	tests=$((tests + 1))
-	echo "ok $tests - $1 # SKIP $2"
+	count=$((count + 1))
+	echo "ok $count - $1 # SKIP $2"
 }
 
 # check_terminal: one that needs a terminal, which script(1) is to a program
@@ -107,6 +94,6 @@ await_first_step() {
 }
 
 end_of_tests() {
-	echo "1..$tests"
+	echo "1..$count"
 	[ $failed -eq 0 ]
 }

@@ -6,7 +6,6 @@
 #include "models/gpt.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/test.h"
-#include "tests/support/model_case.h"
 
 static const gpt_config tiny = {.layers = 2, .heads = 3, .width = 24, .vocab = 61, .length = 9};
 enum { BATCH = 2, MOST_PARAMS = 64 };

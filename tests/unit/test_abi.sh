@@ -6,8 +6,8 @@
 source=${0%/*}/../..
 include=$source/libruntime/include
 library=libruntime/.libs/libddp.so
-# shellcheck source=tests/support/nothing.sh
-. "$source/tests/support/nothing.sh"
+# shellcheck source=tests/support/checks.sh
+. "$source/tests/support/checks.sh"
 
 if [ ! -f $library ] || [ "$(getconf LONG_BIT)" != 64 ] || ! command -v readelf >/dev/null; then
 	echo "1..0 # SKIP this needs libddp.so of 64 bits, and readelf"
@@ -24,15 +24,16 @@ differences()
 
 said=$("$source/tests/abi/abi.sh" list "$include" $library 2>&1 >"$work/abi")
 kinds=$(cut -d ' ' -f 1 "$work/abi" | sort -u | paste -s -d ' ')
-nothing "$said$([ "$kinds" = 'enumerator field function macro size symbol type' ] || echo "there are only: $kinds")" "the interface is found"
+nothing "$said$([ "$kinds" = 'enumerator field function macro size type' ] || echo "there are only: $kinds")" "the interface is found"
 nothing "$(differences "$source/tests/abi/libddp.abi" "$work/abi" \
 	"If programs that are compiled already go on working (CONTRIBUTING.md, libddp's interface): make abi-update")" \
 	"it is that of tests/abi/libddp.abi"
 
 sed -n 's/^DDP_API [^(]*\(ddp_[a-z0-9_]*\)(.*/\1/p' "$include"/ddp.h "$include"/ddp/*.h | LC_ALL=C sort >"$work/declared"
-sed -n 's/^symbol \([a-z0-9_]*\)@@LIBDDP_1$/\1/p' "$work/abi" | LC_ALL=C sort >"$work/exported"
+"$source/tests/abi/abi.sh" symbols "$include" $library >"$work/symbols"
+sed -n 's/@@LIBDDP_1$//p' "$work/symbols" | LC_ALL=C sort >"$work/exported"
 nothing "$(differences "$work/declared" "$work/exported" "libddp.map is made of the lines of the headers that begin with DDP_API")$(
-	grep '^symbol' "$work/abi" | grep -v '@@LIBDDP_1$')" "libddp.so exports the functions of the headers"
+	grep -v '@@LIBDDP_1$' "$work/symbols")" "libddp.so exports the functions of the headers"
 sed 's/.*/ &@LIBDDP_1/; 1i\ LIBDDP_1@LIBDDP_1' "$work/exported" | LC_ALL=C sort >"$work/wanted"
 sed 1d "$source/slurm/packaging/debian/libddp1.symbols" | sed 's/ [^ ]*$//' >"$work/debian"
 nothing "$(differences "$work/wanted" "$work/debian" "make abi-update writes slurm/packaging/debian/libddp1.symbols")" "so does Debian's list"
@@ -58,4 +59,4 @@ nothing "$([ "$("$work/archive/build-version")" = "$built" ] || echo "not $built
 	[ "$bare" = "$version" ] || echo "'$bare' without git and the archive's file")" "which an archive knows, too"
 nothing "$(for program in spank/status/ddp-status libruntime/preflight/ddp-preflight; do
 	[ "$($program --version)" = "${program##*/} $built" ] || echo "$program: $($program --version)"; done)" "programs tell it"
-echo "1..$number"
+echo "1..$count"

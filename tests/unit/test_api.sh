@@ -6,8 +6,8 @@ tests=${0%/*}
 include=$tests/../../libruntime/include
 headers=("$include/ddp.h" "$include/ddp/"{base,job,comm,optim,model,step,data,state,train}.h)
 library=libruntime/.libs/libddp.so
-# shellcheck source=tests/support/nothing.sh
-. "$tests/../support/nothing.sh"
+# shellcheck source=tests/support/checks.sh
+. "$tests/../support/checks.sh"
 
 if ! command -v python3 >/dev/null; then
 	echo "1..0 # SKIP there is no python3, with which the reference is made"
@@ -100,4 +100,4 @@ done)" "the user guide tells what is not offered, and what to use instead"
 nothing "$(grep -oh '\bddp_[a-z0-9_]*()' "$tests"/../../{README.md,doc/*.md,doc/*.[1-8],doc/pictures/*.svg} | sort -u | tr -d '()' | while read -r name; do
 	grep -qrw "$name" "$include" || echo "$name"
 done)" "the guides name functions that exist"
-echo "1..$number"
+echo "1..$count"

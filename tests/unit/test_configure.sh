@@ -3,8 +3,8 @@
 # runs: unit
 # configure --help lists every option that documents, scripts and configure's own messages name; each source names its licence.
 tree=${0%/*}/../..
-# shellcheck source=tests/support/nothing.sh
-. "$tree/tests/support/nothing.sh"
+# shellcheck source=tests/support/checks.sh
+. "$tree/tests/support/checks.sh"
 
 help=$("$tree/configure" --help) || exit 1
 named=$(cd "$tree" && grep -ohE -e '--(with|without|enable|disable)-[a-z][a-z-]*' README.md CONTRIBUTING.md doc/*.md configure.ac \
@@ -28,4 +28,4 @@ nothing "$(cd "$tree" && echo "$sources" | xargs awk '
 	/SPDX-License-Identifier: Apache-2.0/ { file = "" }
 	function tell() { if (file != "") print file ": its first lines lack SPDX-License-Identifier: Apache-2.0" }
 	END { tell() }')" "each source names its licence"
-echo "1..$number"
+echo "1..$count"

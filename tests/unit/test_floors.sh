@@ -6,8 +6,8 @@
 # What is checked: #include lines of the sources, undefined symbols of the objects.
 set -u
 source=$(cd "${0%/*}/../.." && pwd) || exit 1
-# shellcheck source=tests/support/nothing.sh
-. "$source/tests/support/nothing.sh"
+# shellcheck source=tests/support/checks.sh
+. "$source/tests/support/checks.sh"
 
 # Each tree is a function that says what check() looks at. The names of files begin behind
 # `root`, as in #include lines:

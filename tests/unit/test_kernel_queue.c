@@ -10,7 +10,6 @@
 #include "table.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/kernel_values.h"
-#include "tests/support/model_case.h"
 #include "tests/support/test.h"
 
 enum { LONGEST = 70001 };

@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # runs: unit
 # The manuals name every key, every variable and every option of the tools, and nothing that is none.
@@ -6,8 +6,8 @@ tests=${0%/*}
 manual=$tests/../../doc/srun-ddp.7
 manual8=$tests/../../doc/spank_ddp.8
 sample=$tests/../../slurm/spank_ddp.conf
-# shellcheck source=tests/support/nothing.sh
-. "$tests/../support/nothing.sh"
+# shellcheck source=tests/support/checks.sh
+. "$tests/../support/checks.sh"
 
 # missing FILE WORD...: the words that the file lacks
 missing()
@@ -104,4 +104,4 @@ nothing "$(differs ddp-preflight libruntime/preflight/ddp-preflight)" "ddp-prefl
 nothing "$(differs ddp-failures python3 "$tests/../../spank/status/ddp-failures")" "ddp-failures(1) too"
 nothing "$(differs ddp-report python3 "$tests/../../libruntime/watch/ddp-report")" "ddp-report(1) too"
 nothing "$(grep -v '^ *#' "$sample" | grep -v '^$')" "spank_ddp.conf is disabled as installed"
-echo "1..$number"
+echo "1..$count"

@@ -5,8 +5,8 @@
 # excepted there with a reason.
 set -u
 tests=${0%/*}/..
-# shellcheck source=tests/support/nothing.sh
-. "$tests/support/nothing.sh"
+# shellcheck source=tests/support/checks.sh
+. "$tests/support/checks.sh"
 
 echo 1..1
 nothing "$("$tests/support/check-waits" --sites "$tests/.." 2>&1)" "no wait is missing in tests/support/check-waits"

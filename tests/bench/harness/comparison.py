@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from . import words
 from .mpi import HEAP, MEMORY, MPIS
-from .units import MIB, size_text
+from .report import MIB, size_text
 from .words import OURS
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from . import mpi
+from . import driver, mpi
 from .group import ContenderFailed, ContenderHung, ContenderMissing, Group
 from .measure import REFILL_SECONDS
 
@@ -34,12 +34,11 @@ except (RuntimeError, TypeError) as error:
 class Programs:
     """Where the contenders' programs are. `python` has torch."""
 
-    def __init__(self, folder, python):
-        self.folder, self.python = folder, python
-        self.mpis = mpi.Installed(os.environ.get("BENCH_PEERS") or os.path.join(folder, "peers"))
+    def __init__(self, python):
+        self.python, self.mpis = python, mpi.Installed(os.environ.get("BENCH_PEERS") or os.path.join(driver.PROGRAMS, "peers"))
 
     def path(self, name):
-        path = os.path.join(self.folder, name)
+        path = os.path.join(driver.PROGRAMS, name)
         if not os.access(path, os.X_OK):
             raise ContenderMissing(f"{path} is not there; 'make bench-allreduce' builds and finds it")
         return path
@@ -140,11 +139,11 @@ class Cluster:
 
     ddp_option is what srun needs for ranks to find each other: the plugin, or PMIx."""
 
-    def __init__(self, nodes, rate, plugin, programs):
+    def __init__(self, nodes, rate, programs):
         self.nodes, self.programs, self.rate = nodes, programs, rate
         self.name = f"bench-{os.getpid()}"
-        self.ddp_option = ["--ddp"] if plugin else ["--mpi=pmix"]
-        given = ["--plugin", plugin] if plugin else ["--no-plugin"]
+        self.ddp_option = ["--ddp"] if driver.PLUGIN else ["--mpi=pmix"]
+        given = ["--plugin", driver.PLUGIN] if driver.PLUGIN else ["--no-plugin"]
         # All contenders' ranks are there at once, each on a CPU that SLURM counts.
         given += ["--cpus", "256"]
         if rate:

@@ -7,7 +7,7 @@ import textwrap
 
 from . import words
 from .comparison import as_entry, from_entry
-from .units import KIB, MIB
+from .report import KIB, MIB
 
 SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 BYTES = ((1 << 30, "GiB"), (MIB, "MiB"), (KIB, "KiB"))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from . import driver
 from .group import ContenderFailed
 
 
@@ -99,30 +100,30 @@ def peak_bytes(argv, environment=None, limit=LIMIT):
     return numbers([sys.executable, "-c", PEAK, *argv], environment or {}, limit)[0]
 
 
-def command(program, sizes, folder, count, threads, ranks=1):
+def command(sizes, folder, count, threads, ranks=1):
     """examples/gpt for so many steps, on tokens that are written if they are not there."""
     tokens = os.path.join(folder, "tokens")
     if not os.path.exists(tokens):
         write_tokens(sizes, tokens)
-    return [program, "--data", tokens, "--format", "u16", "--layers", str(sizes.layers),
+    return [driver.GPT, "--data", tokens, "--format", "u16", "--layers", str(sizes.layers),
             "--heads", str(sizes.heads), "--width", str(sizes.width), "--vocab", str(sizes.vocab),
             "--length", str(sizes.length), "--batch", str(sizes.batch), "--steps", str(count),
             "--threads", str(threads), "--spawn", str(ranks)]
 
 
-def steps(program, sizes, folder, count, threads, ranks=1, extra=(), warm_up=1, limit=LIMIT):
+def steps(sizes, folder, count, threads, extra=(), warm_up=1, limit=LIMIT):
     """Runs examples/gpt; the last `count` steps as its metrics tell them."""
     metrics = os.path.join(folder, "metrics")
     if os.path.exists(metrics):
         os.unlink(metrics)
-    done = run([*command(program, sizes, folder, count + warm_up, threads, ranks), "--metrics", metrics, *extra], limit)
+    done = run([*command(sizes, folder, count + warm_up, threads), "--metrics", metrics, *extra], limit)
     if done.returncode:
-        raise ContenderFailed(f"{program}: {done.stderr.strip()[-800:]}")
+        raise ContenderFailed(f"{driver.GPT}: {done.stderr.strip()[-800:]}")
     with open(metrics) as file:
         lines = [json.loads(line) for line in file]
     told = [line for line in lines if "step" in line][warm_up:]
     if len(told) != count:
-        raise ContenderFailed(f"{program} told of {len(told)} steps instead of {count}")
+        raise ContenderFailed(f"{driver.GPT} told of {len(told)} steps instead of {count}")
     return told
 
 

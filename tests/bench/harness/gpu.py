@@ -5,8 +5,6 @@ the model's arithmetic takes (MFU)."""
 import statistics
 from dataclasses import dataclass
 
-from .bars import Bar, ratio_text
-
 # Dense, in 1e12/s, by NVIDIA's data sheets; the first that is in a GPU's name counts.
 PEAKS = (
     ("H200", {"bf16": 989, "tf32": 495, "f32": 67}),
@@ -22,19 +20,9 @@ LLMC = (f"llm.c, as published, not measured here: GPT-2 124M in bf16 on 8 A100 (
         "(github.com/karpathy/llm.c, discussion 481)")
 
 
-def peak_of(name, dtype, given=None):
+def peak_of(name, dtype):
     """Operations per second; None: not known."""
-    if given and dtype in given:
-        return given[dtype] * 1e12
     return next((peaks[dtype] * 1e12 for part, peaks in PEAKS if part in name), None)
-
-
-def parse_peak(text):
-    """(dtype, rate) of "bf16=989"."""
-    dtype, _, rate = text.partition("=")
-    if dtype not in PEAKS[0][1] or not float(rate) > 0:
-        raise ValueError(f"{text} is no peak, such as bf16=989")
-    return dtype, float(rate)
 
 
 @dataclass
@@ -48,10 +36,6 @@ class Result:
     @property
     def seconds(self):
         return [seconds for steps in self.rounds for seconds in steps]
-
-    @property
-    def medians(self):
-        return [statistics.median(steps) for steps in self.rounds]
 
     def tokens_per_second(self, sizes):
         return sizes.tokens / statistics.median(self.seconds)
@@ -69,20 +53,3 @@ def row(result, sizes, peak):
 
 HEADING = (f"{'model':<5}  {'dtype':<5}  {'':<15}  {'median ms':>9}  {'min':>9}  {'max':>9}  {'tokens/s':>12}  "
            f"{'MFU':>7}")
-
-
-def judge(results, ours, theirs):
-    """Ours over theirs of the same model and type; what ours has not counts as not measured."""
-    found = {(result.model, result.dtype, result.contender): result for result in results}
-    bars = []
-    for (model, dtype, contender), their in found.items():
-        if contender != theirs:
-            continue
-        text, own = f"{model}, {dtype}: times faster than {theirs}", found.get((model, dtype, ours))
-        if own is None:
-            bars.append(Bar(text, ">= 1x", f"no figures of {ours}", None))
-            continue
-        by_round = [b / a for a, b in zip(own.medians, their.medians)]
-        ratio = statistics.median(their.seconds) / statistics.median(own.seconds)
-        bars.append(Bar(text, ">= 1x", ratio_text((ratio, min(by_round), max(by_round))), ratio >= 1))
-    return bars

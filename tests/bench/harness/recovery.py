@@ -19,6 +19,7 @@ sys.path.insert(1, os.path.join(HERE, "../../cluster/storm"))
 from cluster import Cluster, address, comm_of, parent_of, say, variable_of, wait_for  # noqa: E402
 
 SPARES, TASKS, SILENCE = 1, 2, 5
+LIMIT, SECONDS = 60, 20  # after which nobody recovers any more; of a measurement without failures
 FAILURES = ("kill", "power")
 # Of gpt's 8 ranks on two nodes, those that are left go on in their processes, as fewer or with others that join them; or
 # all start again. PyTorch has 4 ranks, as Pythons take long to start. Another program is "model" (rank_survive.c),
@@ -229,7 +230,7 @@ def measure(settings, cluster, way, failure, source):
         ranks = run.ranks()
         before = set(ranks.values())
         at = hurt(run, failure, ranks, source)
-        found = wait_for(settings["limit"], lambda: not run.runs() or next_step(run, at, before))
+        found = wait_for(LIMIT, lambda: not run.runs() or next_step(run, at, before))
         if isinstance(found, tuple):
             step, ended, started = found
             # The difference between the clocks is read anew each time.
@@ -291,7 +292,7 @@ def cost(settings, cluster, options):
         nodes, srun = launcher_pids(run)
         began = time.monotonic()
         before = {pid: run_ns(pid) for pids in [*nodes.values(), srun] for pid in pids}
-        time.sleep(settings["seconds"])
+        time.sleep(SECONDS)
         seconds = time.monotonic() - began
         used = {pid: (run_ns(pid) - ns) * 1e-3 / seconds for pid, ns in before.items()}
         return told({"options": options, "node_us": [sum(used[pid] for pid in pids) for pids in nodes.values()],
@@ -351,7 +352,7 @@ def pairs(settings, cluster, name):
         for run in runs:
             await_steps(run)
         turns = Turns(runs)
-        for number in range(int(settings["seconds"] / SLICE / 2)):
+        for number in range(int(SECONDS / SLICE / 2)):
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 turns.slice(which)
         both = [(a, b) for a, b in zip(turns.times(0), turns.times(1)) if a and b]
@@ -414,7 +415,7 @@ def join(settings, cluster):
     run.start(command=[os.path.join(settings["programs"], "rank_survive"), os.path.join(run.folder, "metrics"), "1",
                        str(count), "--die"])
     try:
-        ended = wait_for(settings["limit"], lambda: not run.runs())
+        ended = wait_for(LIMIT, lambda: not run.runs())
         said = run.output()
         came = [int(ns) for ns in re.findall(r"@ \d+ came (\d+)", said)]
         joined = [int(ns) for ns in re.findall(r"@ \d+ joined (\d+)", said)]
@@ -447,7 +448,7 @@ def rounds_of(settings, cluster):
                     yield pairs(settings, cluster, name)
         else:
             for way in settings["ways"].split(","):
-                for failure in settings["failures"].split(","):
+                for failure in FAILURES:
                     yield measure(settings, cluster, way, failure, random.Random(f"{number}/{failure}"))
 
 

@@ -1,11 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as a table for people and as JSON for programs."""
+"""Sizes, times and rates as people read and write them; all-reduces as a table for people and as JSON for programs; and
+what machine this is."""
 
-import json
 import os
 import platform
+import re
 
-from .units import size_text
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def parse_size(text):
+    """'25M', '64KiB' or '4' in bytes."""
+    match = re.fullmatch(r"(\d+)\s*([kmg]?)(i?b)?", text.strip().lower())
+    if not match:
+        raise ValueError(f"'{text}' is not a size such as 4, 64K or 25M")
+    size = int(match[1]) * {"": 1, "k": KIB, "m": MIB, "g": GIB}[match[2]]
+    if size < 4 or size % 4:
+        raise ValueError(f"{size} bytes are not a whole number of f32 values")
+    return size
+
+
+def size_text(size):
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def time_text(seconds):
+    for unit, name in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def parse_rate(text):
+    """'1gbit' in bits per second, as tc reads it; 'none' is no limit: None."""
+    if text == "none":
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text)
+    if not match:
+        raise ValueError(f"'{text}' is not a rate such as 1gbit or 100mbit, nor none")
+    return float(match[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
+
 
 COLUMNS = (
     ("size", 8), ("contender", 24), ("median us", 11), ("min us", 11), ("p25 us", 11),
@@ -38,13 +75,6 @@ def rows(points):
             + [f"{point.algorithm_bandwidth / 1e9:.3g}", f"{point.bus_bandwidth / 1e9:.3g}"]
             + [f"{point.median / ours:.2f}x" if ours else "-"]
         )
-
-
-def bars_table(bars):
-    lines = [f"{'bar':<66}  {'wanted':>10}  {'measured':>22}  met"]
-    for bar in bars:
-        lines.append(f"{bar.text:<66}  {bar.wanted:>10}  {bar.measured:>22}  {bar.verdict}")
-    return "\n".join(lines)
 
 
 # What decides how fast sums and products are, most of all those of 16 bits.
@@ -82,19 +112,3 @@ def to_entry(point):
         "algorithm_bytes_per_second": point.algorithm_bandwidth,
         "bus_bytes_per_second": point.bus_bandwidth,
     }
-
-
-def write_json(path, settings, about, points, bars, left_out):
-    document = {
-        "benchmark": "all_reduce f32 sum, in place",
-        "settings": settings,
-        "machine": about,
-        "left_out": left_out,
-        "points": [to_entry(point) for point in points],
-        "bars": [bar.__dict__ for bar in bars],
-    }
-    # Whoever ends us meanwhile finds the old file or the new one.
-    with open(f"{path}.new", "w") as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
-    os.replace(f"{path}.new", path)
