@@ -25,7 +25,8 @@
 #include "tests/support/options.h"
 
 enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3, EXIT_STOPPED = 75 };
-enum { SAMPLES = 701, BATCH = 4, VALUES = 64, CODES = 256 };
+/* 2, 4 or 8 ranks repeat no samples at the end of an epoch; fewer ones that go on for them never do. */
+enum { SAMPLES = 704, BATCH = 4, VALUES = 64, CODES = 256 };
 enum { WEIGHT, BIAS, TABLE, OUT, PARAMS };
 enum place { PLACE_NONE, PLACE_STARTED, PLACE_TRAINING, PLACE_SAVING, PLACE_FINALIZED, PLACE_EXITS };
 
