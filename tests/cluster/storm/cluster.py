@@ -122,8 +122,9 @@ def sharding(shard):
 
 
 def both_lost(rank, buddy):
-    """libddp says this where a shard and its copy are lost."""
-    return rf"cannot go on .*rank {rank} and rank {buddy}, which kept a copy of its shard .*; go back to the last checkpoint"
+    """libddp says this where a shard and its copy are lost. On two nodes each is the other's buddy."""
+    pair = rf"(rank {rank} and rank {buddy}|rank {buddy} and rank {rank})"
+    return rf"cannot go on .*{pair}, which kept a copy of its shard .*; go back to the last checkpoint"
 
 
 def address(node):
