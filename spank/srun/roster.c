@@ -201,9 +201,10 @@ bool roster_can_join(const struct roster *roster)
 		const struct roster_node *node = &roster->nodes[i];
 		bool stays = node->slot != ROSTER_NONE && roster_is_usable(node) && !(node->suspect && any_spare);
 		wanted += node->slot != ROSTER_NONE && !stays;
-		waiting += node->clear && waits(node, false);
+		const bool comes = node->clear && waits(node, node->suspect);
+		waiting += comes;
 		/* A spare of an older release does not say that nothing ran there. Its program would not join. */
-		any_old |= node->clear && waits(node, false) && node->rest == DEAL_ENDED;
+		any_old |= comes && node->rest == DEAL_ENDED;
 		kept += has_kept(node);
 		dead += stays && node->rest != DEAL_KEPT;
 		/* A node that loses its slot would have to end what it has kept. */

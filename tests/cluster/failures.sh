@@ -30,8 +30,10 @@ failures()
 failures ${FAILURES_ARGS---failures $([ -n "$all" ] && echo 12 || echo 6) --each 6 --seed 1}
 status_is 0 "all trainings end well, with the bytes of one without failures"
 if [ -n "$all" ] && [ -z "${FAILURES_ARGS+given}" ]; then
-	failures --failures 12 --each 6 --seed 2 --survive
-	status_is 0 "also if ranks keep their processes, and others join them"
+	for shard in auto gradients; do
+		failures --failures 12 --each 6 --seed 2 --survive --shard $shard
+		status_is 0 "also if ranks keep their processes, and others join them (--shard $shard)"
+	done
 fi
 # In twice the time of silence=, a false alarm would come; the processes beside it take what other tests need.
 failures --calm "${CALM_SECONDS:-10}" --load "${CALM_LOAD:-4}"

@@ -6,7 +6,8 @@
    It trains 60 steps, from the newest checkpoint in DIR if there is one, and saves each
    10 steps and at the end. A step takes 5 ms at least. The variables STORM_STEPS, STORM_EVERY and
    STORM_STEP_US overrule these numbers, and STORM_SHARD is the model's option shard. With STORM_SURVIVE=1 it trains by
-   ddp_train() with the option survive, so that others join those that are left. In STATE each rank keeps a `struct state` that says where it is.
+   ddp_train() with the option survive, so that others join those that are left, and prints libddp's warnings. In STATE
+   each rank keeps a `struct state` that says where it is.
    Ranks write each step's loss to the file STORM_LOSSES, if it is set.
    RANK does the ACTION: never: exits with NUMBER before ddp_init(); exit: exits with code
    NUMBER % 256 in forward of step NUMBER / 256; linger: sleeps NUMBER milliseconds between
@@ -24,7 +25,8 @@
 #include "tests/support/options.h"
 
 enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3, EXIT_STOPPED = 75 };
-enum { SAMPLES = 701, BATCH = 4, VALUES = 64, CODES = 256 };
+/* 2, 4 or 8 ranks repeat no samples at the end of an epoch; fewer ones that go on for them never do. */
+enum { SAMPLES = 704, BATCH = 4, VALUES = 64, CODES = 256 };
 enum { WEIGHT, BIAS, TABLE, OUT, PARAMS };
 enum place { PLACE_NONE, PLACE_STARTED, PLACE_TRAINING, PLACE_SAVING, PLACE_FINALIZED, PLACE_EXITS };
 
@@ -212,10 +214,19 @@ static ddp_status survivor_step(void *user, const ddp_step_stats *stats)
 	return DDP_OK;
 }
 
+/* Lines of the plugin's begin in another way. */
+static void warn(void *user, ddp_log_level level, const char *message)
+{
+	(void)user;
+	(void)level;
+	fprintf(stderr, "storm_probe: %s\n", message);
+}
+
 static void train_and_survive(struct probe *p)
 {
 	ddp_train_options options = DDP_TRAIN_OPTIONS;
 
+	ddp_set_log(warn, NULL, DDP_LOG_WARN);
 	options.steps = p->steps;
 	options.checkpoint_dir = p->dir;
 	options.checkpoint_every = p->every;

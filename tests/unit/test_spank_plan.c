@@ -876,6 +876,27 @@ TEST(survivors_are_joined_by_a_spare)
 	end();
 }
 
+/* Where no other node waits, one on which ranks failed twice takes a lost node's place. */
+TEST(survivors_are_joined_by_a_node_that_failed_before)
+{
+	begin(3, 2, 9, 1, 0);
+	world.rest[0] = DEAL_KEPT;
+	world.rest[1] = DEAL_SOME;
+	world.rest[2] = DEAL_NONE;
+	fail_of_survivors("rank 3 was killed", "n1", 3);
+	expect_said("rank 3 was killed; restart 1 of 9: the other ranks keep their processes (1 spare left)\n");
+	fail_of_survivors("rank 2 was killed", "n1", 2);
+	expect_said("rank 2 was killed; restart 2 of 9: n2 takes the place of n1, and all ranks start again (0 spares left)\n");
+	world.rest[1] = DEAL_NONE;
+	lose_power(2);
+	silent(2);
+	expect_said(SILENT("n2", "2-3") "; restart 3 of 9: "
+	            "n1 takes the place of n2, and the other ranks keep their processes (0 spares left)\n");
+	assert_true(world.go[0].joins && world.go[1].joins);
+	expect_ranks(1, 1, 2, 3);
+	expect_success();
+}
+
 TEST(a_port_that_is_taken_ends_those_who_stayed)
 {
 	begin(2, 2, 2, 0, 0);

@@ -17,9 +17,9 @@ import time
 sys.dont_write_bytecode = True
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "storm"))
 
-from cluster import Cluster, say, wait_for  # noqa: E402
+from cluster import SHARDS, Cluster, say, wait_for  # noqa: E402
 from harm import KINDS, draw  # noqa: E402
-from training import SHARDS, STEP_US, USERS, Layout, Training, Watch, Wrong, full_neighbour_tables, pause  # noqa: E402
+from training import STEP_US, USERS, Layout, Training, Watch, Wrong, full_neighbour_tables, pause  # noqa: E402
 
 STEPS_EACH = 120  # of a training, for each failure
 PAUSE_SECONDS = 1.5
@@ -109,7 +109,7 @@ class Soak:
         training.wait(START_SECONDS, lambda: len(training.ranks()) == self.layout.world,
                       f"all ranks before \"{kind.name}\"")
         before, restarts, joins = training.highest(), training.restarts(), training.joins()
-        afresh = len(training.from_checkpoint())
+        training.seen = len(training.text())
         if not training.runs():
             return 0, 0, None
         watch = Watch(training)
@@ -130,7 +130,7 @@ class Soak:
         restarts, joins = training.restarts() - restarts, training.joins() - joins
         print(f"  {kind.name}, {done}: {restarts} restart{'' if restarts == 1 else 's'}{f', {joins} by joining' if joins else ''}"
               f"{'' if seconds is None else f', {seconds:.2f} s to the next step'}",
-              *(training.from_checkpoint()[afresh:] if self.args.survive else []),
+              *(training.from_checkpoint(training.seen) if self.args.survive else []),
               sep="\n    from the checkpoint: ", flush=True)
         if training.runs() and not kind.restarts[0] <= restarts <= kind.restarts[1]:
             raise Wrong(f"{restarts} restarts after \"{kind.name}\" ({done})")
@@ -184,9 +184,8 @@ class Soak:
             except Wrong as error:
                 wrong.append(str(error))
                 training.give_up()
-        restarts = training.restarts()
-        print(f"{'WRONG' if wrong else 'right'} training {number}: {restarts} restarts, code {training.srun.returncode}, "
-              f"{time.monotonic() - began:.1f} s", flush=True)
+        print(f"{'WRONG' if wrong else 'right'} training {number}: {training.restarts()} restarts, ranks went on in memory "
+              f"{training.went_on()} times, code {training.srun.returncode}, {time.monotonic() - began:.1f} s", flush=True)
         if wrong:
             self.wrong += 1
             if full_neighbour_tables() > full:
@@ -222,9 +221,9 @@ class Soak:
                 break
             self.settle()
         self.print_table()
-        # Sharded state may take all ranks back to the checkpoint.
-        if self.args.survive and self.args.shard in ("auto", "none") and not self.args.only \
-                and not any(row.joins for row in self.rows.values()):
+        # A rank and its buddy may take all ranks back to the checkpoint.
+        restarted = [row for name, row in self.rows.items() if row.restarts > 0 and name != "buddies"]
+        if self.args.survive and not self.args.only and restarted and not any(row.joins for row in restarted):
             raise Wrong("with --survive, ranks kept their processes in no restart")
         return self.wrong > 0
 

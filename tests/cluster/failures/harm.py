@@ -2,11 +2,12 @@
 """The kinds of failures. Each harms a training, and says what has to follow."""
 
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass
 
-from cluster import parent_of, wait_for
+from cluster import both_lost, parent_of, wait_for
 from training import PROBE, Wrong
 
 KINDS = {}
@@ -113,14 +114,25 @@ def other(training, random):
     return f"rank {rank}, and then {second}"
 
 
-@kind("buddies", 2, restarts=(1, 2))
+def go_back(training, done):
+    """Where a shard and its copy are lost, all ranks go back to the last checkpoint, and say why."""
+    if not training.loses_shards():
+        return
+    why = both_lost(*re.findall(r"\d+", done))
+    if not training.from_checkpoint(training.seen) or not re.search(why, training.text()[training.seen:]):
+        raise Wrong(f"after \"buddies\" ({done}), not all ranks start again because of: {why}")
+
+
+@kind("buddies", 2, restarts=(1, 2), after=go_back)
 def buddies(training, random):
     """A rank and the one that keeps a copy of its shard, on the next node, at once."""
     ranks = training.ranks()
     rank = random.choice(sorted(ranks))
     buddy = (rank + training.layout.per_node) % training.layout.world
-    for number in (rank, buddy):
-        hit(ranks[number], signal.SIGKILL)
+    # The others do not get far without a rank that is stopped.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        hit(ranks[rank], number)
+        hit(ranks[buddy], number)
     return f"ranks {rank} and {buddy}"
 
 

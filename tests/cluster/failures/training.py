@@ -10,12 +10,11 @@ import struct
 import subprocess
 import time
 
-from cluster import POLL, say, variable_of, wait_for
+from cluster import POLL, SPREAD, say, sharding, variable_of, wait_for
 
 STARTED, TRAINING = 1, 2  # places of storm_probe.c
 PROBE = "storm_probe"
 STEP_US, EVERY = 20000, 25
-SHARDS = ("auto", "none", "state", "gradients")  # by the numbers of ddp_shard
 STEPS_WITHOUT = 10  # so many show that no restart follows
 USERS = (0, 65534)  # root, and nobody, who is an ordinary user, by turns
 RESTART = re.compile(r"\bddp: .*\brestart (\d+) of \d+")
@@ -44,6 +43,7 @@ class Training:
         self.output = os.path.join(self.folder, "output")
         self.srun = None
         self.lost = set()  # nodes that are out of the step
+        self.seen = 0  # characters of its output before the last failure
 
     # ---- its life -----------------------------------------------------------------
 
@@ -60,8 +60,7 @@ class Training:
                    f"--ntasks-per-node={self.layout.per_node}", os.path.join(self.place, PROBE), self.checkpoints, self.state]
         environment = {**os.environ, "STORM_STEPS": str(self.steps), "STORM_EVERY": str(EVERY),
                        "STORM_STEP_US": str(self.step_us), "STORM_SURVIVE": str(int(self.survives)),
-                       "STORM_SHARD": str(SHARDS.index(self.shard)), "STORM_LOSSES": self.losses,
-                       "DDP_BUDDY": str(int(self.shard in ("state", "gradients")))}
+                       "STORM_LOSSES": self.losses, **sharding(self.shard)}
         with open(self.output, "w", encoding="utf-8") as file:
             print("$", *command, file=file, flush=True)
             self.srun = subprocess.Popen(self.become() + command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=self.folder,
@@ -105,20 +104,28 @@ class Training:
         with open(self.output, encoding="utf-8", errors="replace") as file:
             return file.read()
 
-    def lines(self):
+    def lines(self, since=0):
         """The plugin's lines."""
-        return [line for line in self.text().splitlines() if re.search(r"\bddp: ", line)]
+        return [line for line in self.text()[since:].splitlines() if re.search(r"\bddp: ", line)]
 
     def restarts(self):
         return sum(RESTART.search(line) is not None for line in self.lines())
 
-    def from_checkpoint(self):
+    def from_checkpoint(self, since=0):
         """What the plugin says of restarts in which all ranks start again."""
-        return [line for line in self.lines() if RESTART.search(line) and "keep their processes" not in line]
+        return [line for line in self.lines(since) if RESTART.search(line) and "keep their processes" not in line]
 
     def joins(self):
         """Restarts in which ranks keep their processes, so that others may join them."""
         return sum("keep their processes" in line for line in self.lines())
+
+    def went_on(self):
+        """How often all ranks went on in memory, as libddp says. After some joins they start again nevertheless."""
+        return len(re.findall(r"all \d+ ranks go on with step \d+", self.text()))
+
+    def loses_shards(self):
+        """With a rank and its buddy, whose copies are on another node."""
+        return self.survives and self.shard in SPREAD and self.layout.active > 1
 
     def states(self):
         with open(self.state, "rb") as file:

@@ -11,6 +11,8 @@ PROGRAMS = ("storm_probe", "slurmstepd", "ddp-witness", "ddp-keeper", "srun", "s
 IDLE_STEP = 0.3  # seconds of a plain step on all nodes of an idle machine
 POLL = 0.002
 MOST_POLL = 0.2
+SHARDS = ("auto", "none", "state", "gradients")  # by the numbers of ddp_shard
+SPREAD = ("state", "gradients")  # over several nodes, each rank keeps the only copy of its shard, but for its buddy
 
 
 class Cluster:
@@ -112,6 +114,17 @@ class Cluster:
         nodes = say("sinfo", "-hN", "-o", "%n %T").splitlines()
         jobs = say("squeue", "-h", "-o", "job %i %T").splitlines()
         return [line for line in nodes if not line.endswith(" idle")] + jobs
+
+
+def sharding(shard):
+    """The variables with which storm_probe spreads this over its ranks, with buddy copies."""
+    return {"STORM_SHARD": str(SHARDS.index(shard)), "DDP_BUDDY": str(int(shard in SPREAD))}
+
+
+def both_lost(rank, buddy):
+    """libddp says this where a shard and its copy are lost. On two nodes each is the other's buddy."""
+    pair = rf"(rank {rank} and rank {buddy}|rank {buddy} and rank {rank})"
+    return rf"cannot go on .*{pair}, which kept a copy of its shard .*; go back to the last checkpoint"
 
 
 def address(node):

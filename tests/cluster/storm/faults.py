@@ -11,7 +11,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 
-from cluster import comm_of, say, wait_for
+from cluster import SPREAD, both_lost, comm_of, say, sharding, wait_for
 
 NONE, STARTED, TRAINING, SAVING, FINALIZED, EXITS = range(6)  # of storm_probe.c
 STEPS, CODES = 60, 256
@@ -31,6 +31,8 @@ class Expected:
     seconds: float = 8  # from the harm to the end of srun, of an idle machine
     line_seconds: float = 3  # to the line
     also: str = ""  # lines behind the first one that may be there
+    words: str = ""  # anything that the output has to have
+    alike: bool = False  # checkpoints have other last bits, as fewer ranks have made them
 
 
 @dataclass
@@ -152,10 +154,12 @@ def flip(r):
 # ---- the others keep their processes --------------------------------------------------------
 
 
-def survives(r):
-    """Of one that is killed."""
+def survives(r, shards=("auto", *SPREAD)):
+    """Of one that is killed. All ways to spread the model give the same bits."""
+    shard = r.random.choice(shards)
     r.keys += ["restart=3"]
-    r.variables["STORM_SURVIVE"] = "1"
+    r.note = f"{r.note} {shard}".lstrip()
+    r.variables |= {"STORM_SURVIVE": "1", **sharding(shard)}
     line = rf"ddp: {r.named()} was killed by signal 9 \(SIGKILL\).*; restart 1 of 3: the other ranks keep their processes"
     return Expected({0}, line, seconds=15)
 
@@ -167,16 +171,33 @@ def maybe_survives(r):
         r.note = f"{r.note} survivors".lstrip()
 
 
+STARTS_AGAIN = r".*ddp: .*; restart [23] of 3: (the other ranks keep their processes|all ranks start again)"
+
+
 def process_of(r, rank):
     """A handle: the number may be another process's by the time at which the rank is to die."""
     return os.pidfd_open(r.pids[rank])
 
 
-def kill_early(r, rank, process):
-    """Not in the last steps: there is no restart if another rank has ended well."""
-    if r.runs() and r.states()[rank][1] < STEPS - 3:
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-    os.close(process)
+def kill_early(r, rank, *processes):
+    """Not in the last steps: there is no restart if another rank has ended well. Several are killed at once, as nobody
+    recovers from the first one's death without a rank that is stopped."""
+    early = r.runs() and r.states()[rank][1] < STEPS - 3
+    for number in (*([signal.SIGSTOP] if len(processes) > 1 else []), signal.SIGKILL):
+        for process in processes if early else ():
+            signal.pidfd_send_signal(process, number)
+    for process in processes:
+        os.close(process)
+
+
+@kind("survive", ("training", "checkpoint"))
+def survive(r):
+    """The others go on as fewer."""
+    expected = survives(r)
+    r.keys.remove("restart=3")
+    expected.line = rf"ddp: {r.named()} was killed by signal 9 \(SIGKILL\).*; the other ranks go on"
+    expected.words, expected.alike = rf"{r.world - 1} of {r.world} ranks go on with step", True
+    return (lambda: kill_early(r, r.rank, process_of(r, r.rank))), expected
 
 
 @kind("join", ("training", "checkpoint"), weight=2)
@@ -194,8 +215,7 @@ def join_node(r):
 
     def harm():
         first = r.rank - r.rank % r.per_node
-        for process in [process_of(r, rank) for rank in range(first, first + r.per_node)]:
-            kill_early(r, r.rank, process)
+        kill_early(r, r.rank, *(process_of(r, rank) for rank in range(first, first + r.per_node)))
 
     return harm, expected
 
@@ -205,9 +225,9 @@ def join_again(r):
     """Another rank dies meanwhile, or soon after that."""
     expected, seconds = survives(r), r.random.uniform(0, 0.8)
     expected.line = r"ddp: .* killed by signal 9 \(SIGKILL\).*; restart 1 of 3"
-    expected.also = r".*ddp: .*; restart 2 of 3: (the other ranks keep their processes|all ranks start again)"
+    expected.also = STARTS_AGAIN
     second = r.random.choice([rank for rank in range(r.world) if rank != r.rank])
-    r.note = f"and rank {second} {seconds:.1f} s later"
+    r.note += f" and rank {second} {seconds:.1f} s later"
 
     def harm():
         other = process_of(r, second)
@@ -216,6 +236,15 @@ def join_again(r):
         kill_early(r, second, other)
 
     return harm, expected
+
+
+@kind("join-buddies", ("training", "checkpoint"), layouts=SEVERAL_NODES[1:])
+def join_buddies(r):
+    """A rank and the one that keeps a copy of its shard, on the next node: all ranks go back to the last checkpoint."""
+    expected, buddy = survives(r, SPREAD), (r.rank + r.per_node) % r.world
+    expected.line = rf"ddp: rank ({r.rank}|{buddy}) of .* killed by signal 9 \(SIGKILL\).*; restart 1 of 3"
+    expected.also, expected.words = STARTS_AGAIN, both_lost(r.rank, buddy)
+    return (lambda: kill_early(r, r.rank, process_of(r, r.rank), process_of(r, buddy))), expected
 
 
 # ---- one rank does not come ------------------------------------------------------------
