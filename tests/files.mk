@@ -267,7 +267,7 @@ tests_ranks_test_comm_attacker_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_attacker_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_attacker_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
 	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen
-tests_ranks_test_comm_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_net_connect
+tests_ranks_test_comm_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_net_connect -Wl,--wrap=ddp_net_lost
 tests_ranks_test_comm_shrink_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_agreement_round
 tests_ranks_test_comm_shrink_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_net_LDADD = $(LDADD) $(UCX_LIBS)
