@@ -18,7 +18,7 @@ EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh 
 # A folder brings what was built in it, too.
 dist-hook:
 	$(top_srcdir)/build-version --commit >$(distdir)/build-commit
-	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
+	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.d *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
 		scale_probe$(EXEEXT) storm_probe$(EXEEXT) silence_probe$(EXEEXT) \
 		link_probe$(EXEEXT) record_probe$(EXEEXT)
 
