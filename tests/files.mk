@@ -18,7 +18,7 @@ EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh 
 # A folder brings what was built in it, too.
 dist-hook:
 	$(top_srcdir)/build-version --commit >$(distdir)/build-commit
-	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
+	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.d *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
 		scale_probe$(EXEEXT) storm_probe$(EXEEXT) silence_probe$(EXEEXT) \
 		link_probe$(EXEEXT) record_probe$(EXEEXT)
 
@@ -267,7 +267,7 @@ tests_ranks_test_comm_attacker_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_attacker_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_attacker_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
 	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen
-tests_ranks_test_comm_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_net_connect
+tests_ranks_test_comm_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_net_connect -Wl,--wrap=ddp_net_lost
 tests_ranks_test_comm_shrink_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_agreement_round
 tests_ranks_test_comm_shrink_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_shrink_net_LDADD = $(LDADD) $(UCX_LIBS)

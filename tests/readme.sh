@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan tsan
+# runs: unit
 # Extracts README.md's program, builds it with the README's own command against
 # this build's library, and runs it as shown. Prints TAP. Runs in the build
 # folder.

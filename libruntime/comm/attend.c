@@ -48,7 +48,7 @@ static activity visit(ddp_comm *comm)
 		return RUNS;
 	const bool ran = comm->run.sequence != comm->attended.sequence;
 	comm->attended.sequence = comm->run.sequence;
-	if (ddp_message_check(comm, DDP_NOBODY) != DDP_OK || ddp_comm_check(comm) != DDP_OK)
+	if (ddp_message_check(comm, DDP_NOBODY, false) != DDP_OK || ddp_comm_check(comm) != DDP_OK)
 		ddp_net_shut_down(comm);
 	pthread_mutex_unlock(&comm->run.lock);
 	return ran ? RAN : IDLE;

@@ -134,7 +134,7 @@ ddp_status ddp_execute(ddp_comm *comm, const ddp_operation *c)
 	if (status == DDP_OK)
 		status = check_p2p(comm);
 	if (status == DDP_OK && comm->net != NULL &&
-	    (status = ddp_message_check(comm, DDP_NOBODY)) != DDP_OK)
+	    (status = ddp_message_check(comm, DDP_NOBODY, false)) != DDP_OK)
 		status = ddp_message_give_up(comm, status);
 	if (status != DDP_OK)
 		return status;

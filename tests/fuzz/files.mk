@@ -3,7 +3,7 @@
 # tests/fuzz/seeds. Each target names the sources it needs in a line
 # " * fuzz-sources: ..." and libraries in " * fuzz-libs: ...", so that adding
 # one takes no change here. `make fuzz-short` is for CI, `make fuzz` is long.
-FUZZ_SHORT_SECONDS = 2
+FUZZ_SHORT_SECONDS = 1
 FUZZ_RUNS = 10000000
 FUZZ_CC = clang
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan tsan
+# runs: unit
 """Trains with libddp and with PyTorch's DistributedDataParallel, and compares the parameters
 after each step: unused parameters, a static graph, buffers, ranks that finish early.
 

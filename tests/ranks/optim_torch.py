@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan tsan
+# runs: unit
 """Compares the optimizers with those of PyTorch, on the same gradients of one rank.
 
 usage: optim_torch.py            print TAP

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan tsan
+# runs: unit
 """Compares PowerSGD with PyTorch's powerSGD_hook, over gloo, on the same gradients.
 
 usage: powersgd_torch.py            print TAP

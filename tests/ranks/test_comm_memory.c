@@ -26,7 +26,7 @@
 enum { RANKS = 3, LACKING = 1, TIMEOUT_MS = 20000, SENTINEL = 200, MESSAGE_BYTES = 4 << 20,
        PLACES_MAX = 200, EARLY_NS = 2000000 };
 /* Sanitizers are slower; what they look for is the same at most places. */
-enum { EACH_PLACE = THREAD_SANITIZER ? 13 : ADDRESS_SANITIZER ? 5 : 1 };
+enum { EACH_PLACE = THREAD_SANITIZER ? 29 : ADDRESS_SANITIZER ? 5 : 1 };
 
 /* ---- memory ------------------------------------------------------------------------------ */
 

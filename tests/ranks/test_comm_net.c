@@ -394,6 +394,51 @@ static int die_before_children(ddp_comm *comm, void *argument)
 
 TEST_RUNS(death_is_noticed_though_children_live, run(0, die_before_children, NULL));
 
+/* ---- a rank that looks late --------------------------------------------------------- */
+
+bool __real_ddp_net_lost(const ddp_comm *comm, int peer);
+bool __wrap_ddp_net_lost(const ddp_comm *comm, int peer);
+
+static ddp_comm *late;       /* the next look at a peer of this communicator takes long, */
+static atomic_bool *looking; /* and begins now */
+
+/* As if the rank lost its core behind the look, and another of its threads went on with the network meanwhile. */
+bool __wrap_ddp_net_lost(const ddp_comm *comm, int peer)
+{
+	const bool lost = __real_ddp_net_lost(comm, peer);
+
+	if (late != NULL && comm == late) {
+		atomic_store(looking, true);
+		while (!__real_ddp_net_lost(comm, peer))
+			(void)ddp_net_progress(late);
+		late = NULL;
+	}
+	return lost;
+}
+
+static int close_while_looking(ddp_comm *comm, void *argument)
+{
+	ddp_comm *part;
+
+	looking = argument;
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	if (ddp_comm_rank(comm) == 0)
+		late = part;
+	while (ddp_comm_rank(comm) == 1 && !atomic_load(looking))
+		usleep(1000);
+	CHECK_OK(ddp_comm_free(part));
+	CHECK(late == NULL);
+	return 0;
+}
+
+TEST(what_a_rank_sent_before_it_closed_counts)
+{
+	atomic_bool *shared = test_share(sizeof(*shared));
+
+	RUN_WORLD(.ranks = 2, .node_of = two_nodes, .body = close_while_looking, .argument = shared);
+	test_unshare(shared, sizeof(*shared));
+}
+
 /* The last one says when it begins to close. */
 static int meet_once(ddp_comm *comm, void *argument)
 {

@@ -179,7 +179,7 @@ static int send_a_high_number(ddp_comm *comm, void *argument)
 	} else {
 		while (atomic_load(&comm->net->unexpected) == 0)
 			(void)ddp_net_progress(comm);
-		CHECK_OK(ddp_message_check(comm, DDP_NOBODY));
+		CHECK_OK(ddp_message_check(comm, DDP_NOBODY, false));
 		ddp_message_recv(comm, 1, ddp_message_tag(comm, 0xfffffe), &byte, 1, &transfer);
 	}
 	CHECK_OK(ddp_await_transfers(comm, &transfer, 1));

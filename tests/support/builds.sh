@@ -29,11 +29,14 @@ end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
 
 # limited SECONDS LOG COMMAND...: with a deadline, output to LOG. It runs in the
 # background, so that a signal to us is heeded at once. If `session` is set, it is a
-# session of its own; timeout begins it, and so ends all that is in it.
+# session of its own; timeout begins it, and so ends all that is in it. Suites wait for builds: Linux shares the cores
+# between sessions (sched(7), autogroup), of which each test is one, and root may give a build three shares.
 limited()
 {
-	local status=0
-	${session:+setsid} timeout -k 15 "$1" "${@:3}" >>"$2" 2>&1 </dev/null &
+	local status=0 ahead=()
+	# shellcheck disable=SC2016 # it is expanded in there
+	[ -z "${session-}" ] || ahead=(setsid sh -c '{ echo -5 >/proc/self/autogroup; } 2>/dev/null; exec "$@"' sh)
+	"${ahead[@]}" timeout -k 15 "$1" "${@:3}" >>"$2" 2>&1 </dev/null &
 	child=$!
 	wait $child || status=$?
 	child=
@@ -110,11 +113,12 @@ build_tree()
 	if make_tree "$1" "$dir"; then : >"$dir/.built"; else : >"$dir/.failed"; return 1; fi
 }
 
-# A compiler's cache makes the next run's builds, also of another clone: each finds its sources by the same path.
-ccache=''
+# A compiler's cache makes the next run's builds, also of another clone: each finds its sources by the same path. If the
+# compiler tells what it read (-MD), the cache does not preprocess a file before each compilation.
+ccache='' tells=''
 if command -v ccache >/dev/null; then
-	ccache='ccache '
-	export CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
+	ccache='ccache ' tells=' -MD'
+	export CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 fi
 
 # libtool's own script takes 40 s of processor time for each build.
@@ -133,15 +137,23 @@ plan_build()
 		if [ -z "$all" ]; then
 			options+=(CC="${ccache}gcc" --cache-file="$work/config.gcc")
 		else
-			options+=(CC="${ccache}clang" --cache-file="$work/config.clang") flags+=(CFLAGS='-g1 -O1')
+			options+=(CC="${ccache}clang" --cache-file="$work/config.clang") flags+=(CFLAGS="-g1 -O1$tells")
 		fi ;;
 	asan) options=(CC="${ccache}clang" EMULATION_CXX="${ccache}clang++" --disable-cuda-kernels '--enable-sanitizer=address,undefined'
 			--cache-file="$work/config.clang")
-		flags=(CFLAGS='-g1 -O0') ;;
+		flags=(CFLAGS="-g1 -O0$tells")
+		# Of a test itself, what it writes to matters; with --all, tests are checked as the product is.
+		[ -n "$all" ] || of_tests=(CFLAGS="-g1 -O0$tells -fno-sanitize=undefined") ;;
 	# gcc warns of fences, which the thread sanitizer does not know.
 	tsan) options=(CC="${ccache}gcc" --disable-cuda-kernels --enable-sanitizer=thread --cache-file="$work/config.gcc")
-		flags=(CFLAGS='-g1 -O1 -Wno-tsan') ;;
-	*) suite=unit options=(CC="${ccache}gcc" --cache-file="$work/config.gcc") ;;
+		flags=(CFLAGS="-g1 -O1 -Wno-tsan$tells")
+		# Programs of C need nothing that is installed but the libraries that they load.
+		wanted tsan | grep -qE '\.(sh|py)$' || {
+			flags+=('bin_PROGRAMS=' 'spank_LTLIBRARIES=' noinst_LTLIBRARIES=tests/device/libddp_fake_gpu.la)
+			examples=()
+		} ;;
+	# The product is optimized as users have it, tests only as far as gcc's warnings want it.
+	*) suite=unit options=(CC="${ccache}gcc" --cache-file="$work/config.gcc") of_tests=(CFLAGS="-g1 -O1$tells") ;;
 	esac
 	# NCCL's network is built on request, as --all is one.
 	if wanted "$suite" | grep -qE '^test_(netplugin|gpudirect)'; then options+=(--enable-nccl-net); fi
@@ -151,8 +163,8 @@ plan_build()
 		[[ $suite != @(asan|tsan) ]] || ! command -v "ld.$linker" >/dev/null || { flags+=("LDFLAGS=-fuse-ld=$linker"); break; }
 	done
 	# No test runs the benchmarks and the programs of clusters in these builds.
-	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt examples/linear $([ "$suite" = tsan ] ||
-		echo examples/parallel/parallel examples/scaling examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
+	[ "$suite" != asan ] || examples+=(examples/{parallel/parallel,scaling,vision/{mnist_mlp,mnist_cnn,synthetic}})
+	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=${examples[*]}")
 }
 
 # take_objects: those of the first build, if it is made, except for the files that name a macro of config.h which is another
@@ -179,9 +191,9 @@ take_objects()
 # make_tree SUITE DIR
 make_tree()
 {
-	# Suites wait for builds, which get more of the cores so: Linux shares them between sessions (sched(7), autogroup),
-	# and each test is one. Of what debuggers know, stacks take lines and names only, which compile faster.
-	local suite=$1 dir=$2 session=yes flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(make -j $((2 * jobs)) "$quick_libtool")
+	# Of what debuggers know, stacks take lines and names only, which compile faster.
+	local suite=$1 dir=$2 session=yes flags=(CFLAGS="-g1 -O2$tells") of_tests=() options=() targets=(check TESTS=)
+	local examples=(examples/{allreduce,gpt/gpt,linear}) make=(make -j $((2 * jobs)) "$quick_libtool")
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	[ -e "$work/src" ] || ln -s "$source" "$work/src" || return 1
@@ -197,13 +209,13 @@ make_tree()
 		step asan "building the kernels (asan)" 1500 "$logs/build-asan.log" "${make[@]}" "${flags[@]}" \
 			{kernels/cpu/libproduct_avx512_la-product_avx512,libruntime/comm/ops/libddpcore_la-kernels{,_avx2,_avx512}}.lo || return 1
 		# shellcheck disable=SC2046 # paths are words
-		step asan "building the kernels (asan)" 1500 "$logs/build-asan.log" "${make[@]}" "${flags[@]}" CFLAGS='-g1 -O1' \
+		step asan "building the kernels (asan)" 1500 "$logs/build-asan.log" "${make[@]}" "${flags[@]}" CFLAGS="-g1 -O1$tells" \
 			kernels/libkernels.la kernels/libconvolution.la $(programs asan | grep /test_kernel) || return 1
 	fi
 	if [[ $suite != @(bare|no-*) ]]; then
 		step "$suite" "building ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" "${one_arch[@]}" "NVCC=$ccache$(sed -n 's/^NVCC = //p' Makefile)" "${flags[@]}" all || return 1
 	fi
-	step "$suite" "building the tests ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" "${flags[@]}" "${targets[@]}" || return 1
+	step "$suite" "building the tests ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" "${flags[@]}" "${of_tests[@]}" "${targets[@]}" || return 1
 	compile_others
 }
 
@@ -249,31 +261,46 @@ check_tree()
 	fi
 }
 
-# from_check SUITE BUILD: records what make check left behind: a .trs file for
-# each test that ended, and in its .log a line for each result.
+# from_check SUITE BUILD: records what make check left behind, a .trs file for each test that ended, and in its .log a
+# line for each result; and says a line on each test. One program reads all logs: several for each would take seconds.
 from_check()
 {
-	local test log name joined=$results
-	# Those of one test first: all together are thousands.
-	results=$joined.$1
-	while read -r test; do
-		log=${test%.trs}.log name=$(basename "$test" .trs)
-		awk -v suite="$1" -v name="$name" -v log_file="$log" '
-			/^(PASS|FAIL|SKIP|XFAIL|XPASS|ERROR): tests\// {
-				kind = substr($1, 1, length($1) - 1)
-				text = $0
-				sub(/^[A-Z]+: [^ ]+ *(- *|[0-9]+ *-? *)?/, "", text)
-				kind = kind == "PASS" || kind == "SKIP" ? kind : kind == "XFAIL" ? "PASS" : "FAIL"
-				printf "%s\t%s\t%s\t%s\t%s\n", kind, suite, name, text, log_file
-				any = 1
+	local line name log files=() own=$results.$1
+	mapfile -t files < <(find "$2/tests" -name '*.trs' | sed 's/trs$/log/' | sort)
+	: >"$own"
+	: >"$own.failed"
+	awk -v suite="$1" -v at="$(say '')" -v own="$own" '
+		function keep(line,    kind, text) {
+			kind = line
+			sub(/:.*/, "", kind)
+			kind = kind == "PASS" || kind == "SKIP" ? kind : kind == "XFAIL" ? "PASS" : "FAIL"
+			text = line
+			sub(/^[A-Z]+: [^ ]+ *(- *|[0-9]+ *-? *)?/, "", text)
+			printf "%s\t%s\t%s\t%s\t%s\n", kind, suite, name, text, ARGV[i] >own
+			n[kind]++
+			any = 1
+		}
+		BEGIN {
+			for (i = 1; i < ARGC; i++) {
+				name = ARGV[i]
+				sub(/.*\//, "", name)
+				sub(/\.log$/, "", name)
+				took = any = ""
+				split("", n)
+				while ((getline line <ARGV[i]) > 0) {
+					if (line ~ /^# took .* s of CPU$/) took = substr(line, 8)
+					if (line ~ /^(PASS|FAIL|SKIP|XFAIL|XPASS|ERROR): tests\//) keep(line)
+				}
+				close(ARGV[i])
+				if (!any) keep("FAIL: it no result")
+				if (n["FAIL"]) print name "\t" ARGV[i] >(own ".failed")
+				printf "%s%-40s %d passed%s%s, %s\n", at, suite "/" name, n["PASS"], n["SKIP"] ? ", " n["SKIP"] " skipped" : "",
+					n["FAIL"] ? ", " n["FAIL"] " FAILED" : "", took
 			}
-			END { if (!any) printf "FAIL\t%s\t%s\tno result\t%s\n", suite, name, log_file }
-		' "$log" >"$results"
-		[ "$(count FAIL)" = 0 ] || keep_evidence "$1" "$name" "$log"
-		ended "$1" "$name" "$(sed -n 's/^# took \(.* s of CPU\)$/\1/p' "$log" | tail -n 1)"
-		cat "$results" >>"$joined"
-	done < <(find "$2/tests" -name '*.trs' | sort)
-	results=$joined
+		}' "${files[@]}"
+	while IFS=$'\t' read -r name log; do keep_evidence "$1" "$name" "$log"; done <"$own.failed"
+	# Other lanes write there, too: each line at once.
+	while IFS= read -r line; do printf '%s\n' "$line"; done <"$own" >>"$results"
 }
 
 # ---- lint, fuzz, distcheck -------------------------------------------------------------
@@ -365,7 +392,7 @@ fuzz_targets()
 	build_tree unit || return
 	say "make fuzz-short${*:+: $*}"
 	: >"$log"
-	limited 600 "$log" make -s -C "$(build_of fuzz)" fuzz-short ${1:+"NAMES=$*"} || status=$?
+	limited 600 "$log" make -s -C "$(build_of fuzz)" fuzz-short ${all:+FUZZ_SHORT_SECONDS=10} ${1:+"NAMES=$*"} || status=$?
 	# A line of TAP for each target: its name is the test's.
 	: >"$own"
 	results=$own from_tap fuzz "${1:-}" $status "$log"
@@ -390,7 +417,7 @@ same_archive()
 
 suite_distcheck()
 {
-	local dir log=$logs/distcheck.log status=0 tests=() suites=() missing
+	local dir log=$logs/distcheck.log status=0 tests=() suites=() missing found=$work/config.dist
 	build_tree unit || return
 	dir=$(build_of distcheck)
 	say 'make distcheck'
@@ -402,9 +429,11 @@ suite_distcheck()
 	else
 		grep -E '/test_(safetensors|api\.sh|floors\.sh|spank_docs\.sh|configure\.sh|python_wheel\.py)$'
 	fi)
+	# What configure has found for the build holds here, too, except for the variables that it was given.
+	[ -n "$all" ] || sed '/^ac_cv_env_/d' "$work/config.gcc" >"$found" 2>/dev/null || : >"$found"
 	# With --all the archive is compiled; otherwise the build's objects are taken, of the same files.
 	limited 900 "$log" env DDP_OBJECTS="$([ -n "$all" ] || echo "$dir")" make -C "$dir" -j "$jobs" distcheck "$quick_libtool" TESTS="${tests[*]}" \
-		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
+		DISTCHECK_CONFIGURE_FLAGS="$([ -n "$all" ] || echo "--cache-file=$found")" check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
 	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')
 	# Whoever makes it, the archive has the same bytes.
 	if [ $status = 0 ] && ! same_archive "$dir" >>"$log" 2>&1; then missing+='the second make dist made other bytes'; fi

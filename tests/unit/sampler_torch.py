@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan tsan
+# runs: unit
 """Compares ddp_sampler with PyTorch's own DistributedSampler.
 
 usage: sampler_torch.py            compare at random sizes, print TAP

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan tsan
+# runs: unit
 # What programs that were compiled with this libddp rely on is what tests/abi/libddp.abi says; libddp.so exports what
 # the public headers declare; and the version is the same wherever it stands.
 source=${0%/*}/../..

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs: asan; all: unit tsan */
 /* params/layout and reduce/bucket: where gradients lie and how they are cut.
    reduce/merge: which gradients to all-reduce together, beside all ways of doing so. */
 #include <math.h>

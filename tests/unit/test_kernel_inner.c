@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: unit asan tsan */
+/* runs: unit asan; all: tsan */
 /* kernels: the inner loops of each instruction set that the processor has, against those of the plain set.
    dk_inner() chooses only the best set, so other tests run no other one.
    products of bf16: each set of instructions that this processor has gives what the same numbers give in double

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan tsan
+# runs: unit
 # A program outside the tree computes with the kernels, by what is installed of them: headers,
 # libddpkernels.a, and pkg-config's file; and the kernels of each instruction set have their own name, also if the
 # builder's flags allow every instruction set in all files. Prints TAP. Runs in the build folder.

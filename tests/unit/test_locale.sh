@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan tsan
+# runs: unit
 # Programs of this suite pass in one that has called setlocale() for a language whose numbers have
 # a comma. What they expect (messages, files, variables) is as it is without. Prints TAP.
 programs="unit/test_error unit/test_store unit/test_watch unit/test_comm_nics

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-# runs: asan tsan; all: unit
+# runs: unit
 """ddp-report --record: flight records of ranks are merged, and the verdict names who is where."""
 import html.parser
 import json

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs: asan; all: unit tsan */
 /* spank/launch/check: how a dry run shows what tasks get.
    spank/launch/variables, and identity and variables of a generation. Each task of a generation is made here as the
    plugin makes it, and libddp reads it: it refuses variables that contradict each other. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs: asan; all: unit tsan */
 /* spank/srun/plan, roster and succession: who has which ranks after which failure; no clock, no node. */
 #include <stdio.h>
 #include <stdlib.h>

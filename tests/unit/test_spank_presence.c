@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs: asan; all: unit tsan */
 /* spank/srun/presence: which nodes have started tasks and not reported; no clock. */
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs: asan; all: unit tsan */
 /* spank/slurmctld/requeue_judge: when srun asks Slurm to start the job again, and what it says.
    spank/wire/report: a failure as a line that programs read. */
 #include <signal.h>

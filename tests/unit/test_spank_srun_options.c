@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs: asan; all: unit tsan */
 /* spank/launch/srun_options: what a user told srun of a step's end.
    spank/launch/preflight: the command of the step before the step, and its answer. */
 #include <signal.h>

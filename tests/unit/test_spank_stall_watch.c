@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs: asan; all: unit tsan */
 /* spank/node/stall_watch: what a node tells srun of its ranks, and when. */
 #include <signal.h>
 #include <stdatomic.h>

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan tsan
+# runs: unit
 # What spank_ddp.so shows and needs: SPANK's symbols, and libc. Slurm looks
 # symbols up in the plugin and in its libraries, so more would be called.
 plugin=spank/.libs/spank_ddp.so

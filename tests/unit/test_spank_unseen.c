@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs: asan; all: unit tsan */
 /* spank/node/stall and spank/srun/stall_step: what srun says of ranks that stall= cannot see, and of ranks in
    different collectives. */
 #include <signal.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs: asan; all: unit tsan */
 /* spank/status: figures in Prometheus' format, the file that node_exporter reads, and the ranks of a node. */
 #include <fcntl.h>
 #include <signal.h>

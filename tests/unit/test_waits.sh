@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# runs: asan tsan; all: unit
+# runs: unit
 # Each wait for a device's queue or event is one that `make check-waits` takes out, or is
 # excepted there with a reason.
 set -u

@@ -235,11 +235,11 @@ static ddp_status check_failure(ddp_comm *comm, const ddp_condition *wait)
 
 	if (status != DDP_OK || comm->net == NULL)
 		return status;
-	int missing = wait->missing(comm, wait->argument);
-	/* Messages that it sent before count, and may just have come. */
-	if (missing != DDP_NOBODY && ddp_net_lost(comm, missing))
-		missing = wait->missing(comm, wait->argument);
-	return ddp_message_check(comm, missing);
+	const int missing = wait->missing(comm, wait->argument);
+	const bool lost = missing != DDP_NOBODY && ddp_net_lost(comm, missing);
+	/* Messages that it sent before count, and may just have come, also by another thread. */
+	const int still = lost ? wait->missing(comm, wait->argument) : missing;
+	return ddp_message_check(comm, still, lost && still == missing);
 }
 
 /* Lets messages coalesce; a peer's notification ends it. */

@@ -364,7 +364,7 @@ static ddp_status break_lost(ddp_comm *comm, int peer)
 	                      (unsigned long long)comm->run.sequence);
 }
 
-ddp_status ddp_message_check(ddp_comm *comm, int missing)
+ddp_status ddp_message_check(ddp_comm *comm, int missing, bool lost)
 {
 	ddp_misfit misfit;
 	ddp_status status;
@@ -377,7 +377,7 @@ ddp_status ddp_message_check(ddp_comm *comm, int missing)
 		return break_misfit(comm, &misfit.came, &misfit.wanted);
 	if ((status = ddp_net_check_memory(comm)) != DDP_OK)
 		return status;
-	if (missing != DDP_NOBODY && ddp_net_lost(comm, missing))
+	if (lost)
 		return break_lost(comm, missing);
 	if (missing != DDP_NOBODY && !ddp_is_local(comm, missing))
 		ask(comm, missing);

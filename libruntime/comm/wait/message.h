@@ -20,9 +20,10 @@ ddp_status ddp_message_send(ddp_comm *comm, int peer, uint64_t tag, const void *
 void ddp_message_recv(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size_t bytes,
                       ddp_transfer *transfer);
 
-/* Breaks the communicator if a message did not fit its receiver, a peer sent
-   its failure, or the connection to the rank `missing` (or DDP_NOBODY) is lost. */
-ddp_status ddp_message_check(ddp_comm *comm, int missing);
+/* Breaks the communicator if a message did not fit its receiver, a peer sent its failure, or the rank `missing` (or
+   DDP_NOBODY) is `lost`. A caller finds a rank lost first, then that it is still missing, because what the rank sent
+   before counts. */
+ddp_status ddp_message_check(ddp_comm *comm, int missing, bool lost);
 
 /* Breaks the communicator, on which operation `sequence`, of which this rank knows what it was here, is `theirs` on
    another rank: asks all ranks what it was there. Ranks that do not answer within 2 s are not counted. */
