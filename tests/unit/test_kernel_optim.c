@@ -280,6 +280,30 @@ TEST(updates_leave_what_they_made_in_bf16_too)
 	assert_memory_equal(rounded, want_rounded, sizeof(rounded));
 }
 
+TEST(threads_do_not_change_a_bit)
+{
+	const dk_update_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
+		.epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 0.25};
+	static float kept[LONGEST];
+	int before = dk_threads();
+
+#ifdef __SANITIZE_THREAD__
+	skip(); /* OpenMP's runtime is not instrumented */
+#endif
+	dk_set_threads(1);
+	fill(LONGEST);
+	double sum = dk_sum_squares(grad, LONGEST);
+	dk_update(param, grad, m, v, LONGEST, &a);
+	memcpy(kept, param, sizeof(kept));
+	dk_set_threads(3);
+	fill(LONGEST);
+	double sum3 = dk_sum_squares(grad, LONGEST);
+	dk_update(param, grad, m, v, LONGEST, &a);
+	dk_set_threads(before);
+	assert_memory_equal(kept, param, sizeof(kept));
+	assert_memory_equal(&sum, &sum3, sizeof(sum));
+}
+
 static atomic_bool busy; /* the machine, to OpenMP */
 
 /* Stands before the C library's. With OMP_DYNAMIC, OpenMP asks this for how many threads there is room. */
