@@ -25,6 +25,13 @@ TEST(long_message_is_cut_not_overrun)
 	assert_int_equal(strlen(ddp_last_error()), 1023);
 }
 
+TEST(message_may_quote_the_message_before)
+{
+	ddp_fail(DDP_ERR_IO, "inner");
+	ddp_fail(DDP_ERR_IO, "outer (%s)", ddp_last_error());
+	assert_string_equal(ddp_last_error(), "outer (inner)");
+}
+
 TEST(program_gives_a_reason_of_its_own)
 {
 	ddp_set_error("file %s, line %d", "a.csv", 7);
