@@ -300,8 +300,6 @@ EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/nccl_plugins/net
 tests_ranks_test_comm_threads_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pthread_create -Wl,--wrap=ddp_execute_p2p
 tests_unit_test_group_outlives_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_page_wait
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
-tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c tests/support/simulate.c tests/support/simulate.h
-tests_unit_test_device_async_SOURCES = tests/unit/test_device_async.c tests/device/order.c
 tests_unit_test_gpudirect_SOURCES = tests/unit/test_gpudirect.c libruntime/nccl_plugins/net/gpudirect.c
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples

@@ -27,31 +27,6 @@
 
 /* ---- tests --------------------------------------------------------------------- */
 
-static void save_resume_and_compare(ddp_context *context)
-{
-	struct job straight = make_job(context, WIDTH, 3);
-	struct job resumed = make_job(context, WIDTH, 3);
-	int64_t step = -1;
-
-	train(straight, 7); /* 5 steps per epoch: saved within the second */
-	CHECK(ddp_checkpoint_save(straight.model, straight.loader, dir, 0) == DDP_OK);
-	train(straight, 6);
-	train(resumed, 2); /* it has a state of its own, to be replaced */
-	CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
-	CHECK(step == 7);
-	CHECK(!same_parameters(straight, resumed));
-	train(resumed, 6);
-	CHECK(same_parameters(straight, resumed));
-	free_job(straight);
-	free_job(resumed);
-}
-
-TEST_WITH(resumed_training_equals_uninterrupted_bit_for_bit, folder_empty, NULL)
-{
-	for (int ranks = 1; ranks <= 4; ranks *= 2)
-		on_ranks(ranks, 0, save_resume_and_compare);
-}
-
 /* Begins a step: gradients that a load has to forget, and, apart from rank 0,
    announcements of which the first buckets are reduced already. */
 static void begin_a_step(ddp_context *context, struct job job)
@@ -103,33 +78,6 @@ TEST_WITH(going_back_forgets_the_step_under_way, folder_empty, NULL)
 {
 	for (int ranks = 1; ranks <= 4; ranks *= 2)
 		on_ranks(ranks, 0, go_back_within_a_step);
-}
-
-/* Sums in another order differ in the last bits; the samples are the same. */
-static void resume_and_compare_nearly(ddp_context *context)
-{
-	struct job straight = make_job(context, WIDTH, 3);
-	struct job resumed = make_job(context, WIDTH, 3);
-	int64_t step;
-
-	train(straight, 13);
-	CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
-	train(resumed, 13 - (int)step);
-	for (int p = 0; p < 2; p++)
-		for (int64_t i = 0; i < ddp_model_param_count(straight.model, p); i++) {
-			float difference = ddp_model_param_data(straight.model, p)[i] -
-			                   ddp_model_param_data(resumed.model, p)[i];
-			CHECK(difference < 1e-5f && difference > -1e-5f);
-		}
-	free_job(straight);
-	free_job(resumed);
-}
-
-TEST_WITH(resume_works_onto_another_world_size, folder_empty, NULL)
-{
-	on_ranks(2, 0, save_after_seven_steps);
-	on_ranks(4, 0, resume_and_compare_nearly);
-	on_ranks(1, 0, resume_and_compare_nearly);
 }
 
 enum { STRETCHES = 3, EPOCHS = 3 };
@@ -474,26 +422,6 @@ TEST_WITH(state_of_the_program_comes_back_by_rank, folder_empty, NULL)
 	for (int ranks = 1; ranks <= 4; ranks++)
 		on_ranks(ranks, 0, load_own_state);
 }
-
-static void save_and_load_a_number(ddp_context *context)
-{
-	const ddp_param params[] = { { .name = "temperature" }, { .name = "w", .ndim = 1, .shape = { 3 } } };
-	ddp_model *model;
-	int64_t step;
-
-	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_OK);
-	ddp_model_param_data(model, 0)[0] = 2.5f;
-	ddp_model_param_grad(model, 0)[0] = 1;
-	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_OK);
-	const float trained = ddp_model_param_data(model, 0)[0];
-	CHECK(trained < 2.5f && ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
-	ddp_model_param_data(model, 0)[0] = 0;
-	CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 1);
-	CHECK(ddp_model_param_data(model, 0)[0] == trained);
-	ddp_model_free(model);
-}
-
-TEST_RUNS_BEHIND(folder_empty, tensors_without_dimensions_are_saved, on_ranks(2, 0, save_and_load_a_number));
 
 static void lose_the_directory(ddp_context *context)
 {

@@ -164,52 +164,6 @@ TEST(different_counts_of_v_forms_are_named)
 	}
 }
 
-/* On different nodes: neither sends what the other waits for, or one is through
-   at once. */
-typedef struct mistake {
-	ddp_operation_kind kind;
-	int roots[2];
-	size_t counts[2];
-} mistake;
-
-static int make_mistake(ddp_comm *comm, void *argument)
-{
-	const mistake *m = argument;
-	int rank = ddp_comm_rank(comm);
-	float send[64] = { 0 }, recv[64];
-	const ddp_operation c = { .kind = m->kind, .send = m->kind == DDP_BROADCAST ? NULL : send,
-	                           .recv = recv, .root = m->roots[rank], .count = m->counts[rank] };
-	char mine[64];
-
-	meet(comm, DDP_ERR_MISMATCH);
-	uint64_t start = ddp_now_ns();
-	ddp_status status = ddp_run(comm, &c);
-	while (status == DDP_OK)
-		status = ddp_barrier(comm);
-	CHECK(status == DDP_ERR_MISMATCH);
-	/* Long before the deadline of 60 s. */
-	CHECK(ddp_seconds_since(start) < 30);
-	CHECK_SAYS("operation #2 differs");
-	for (int r = 0; r < 2; r++) {
-		const ddp_operation theirs = { .kind = m->kind, .root = m->roots[r], .count = m->counts[r] };
-		ddp_collective_describe(&theirs, mine, sizeof(mine));
-		CHECK_SAYS(mine);
-	}
-	return 0;
-}
-
-TEST(ranks_that_wait_for_each_other_in_vain_are_told_why)
-{
-	static const mistake mistakes[] = {
-		{ DDP_BROADCAST, { 0, 1 }, { 5, 5 } }, { DDP_BROADCAST, { 0, 0 }, { 0, 5 } },
-		{ DDP_REDUCE, { 0, 1 }, { 5, 5 } },    { DDP_GATHER, { 0, 1 }, { 5, 5 } },
-		{ DDP_SCATTER, { 1, 0 }, { 5, 5 } },   { DDP_ALL_REDUCE, { 0, 0 }, { 0, 5 } },
-	};
-
-	for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++)
-		RUN_WORLD(.ranks = 2, .node_of = two_nodes, .body = make_mistake, .argument = (void *)(uintptr_t)&mistakes[i]);
-}
-
 /* Rank 0 frees its part of what rank 1 goes on to use. */
 static int free_too_early(ddp_comm *comm, void *argument)
 {

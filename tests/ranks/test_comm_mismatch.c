@@ -95,10 +95,13 @@ static const mistake mistakes[] = {
 	/* root */
 	{ { .kind = DDP_BROADCAST, .count = COUNT, .root = 2 }, { .kind = DDP_BROADCAST, .count = COUNT } },
 	{ { .kind = DDP_REDUCE, .count = COUNT }, { .kind = DDP_REDUCE, .count = COUNT, .root = 1 } },
+	{ { .kind = DDP_GATHER, .count = 8, .root = 1 }, { .kind = DDP_GATHER, .count = 8 } },
+	{ { .kind = DDP_SCATTER, .count = 8 }, { .kind = DDP_SCATTER, .count = 8, .root = 1 } },
 	/* kind, and order */
 	{ { .kind = DDP_BROADCAST, .count = COUNT }, { .kind = DDP_ALL_REDUCE, .count = COUNT } },
 	{ { .kind = DDP_BARRIER }, { .kind = DDP_ALL_REDUCE, .count = 1 } },
 	/* count */
+	{ { .kind = DDP_BROADCAST }, { .kind = DDP_BROADCAST, .count = 5 } },
 	{ { .kind = DDP_ALL_REDUCE, .count = COUNT - 1 }, { .kind = DDP_ALL_REDUCE, .count = COUNT } },
 	{ { .kind = DDP_ALL_GATHER, .count = 8 }, { .kind = DDP_ALL_GATHER, .count = 9 } },
 	/* type of the same size */

@@ -3,20 +3,18 @@
 /* Random collectives against a plain reference: ranks 1 .. 8
    on a node, and on 2 .. 4 pretend nodes, which know each other by UCX only.
    DDP_TEST_SEED and DDP_TEST_BATCHES make it another or a longer run. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/hier/algorithms.h"
 #include "tests/support/comm_cases.h"
 #include "tests/support/test.h"
 
 #ifdef __SANITIZE_THREAD__ /* ten times slower; races do not need as many */
-enum { BATCHES = 4, BATCHES_BETWEEN_NODES = 2, EACH_LAYOUT = 2, FEWEST_NODES = 5 };
+enum { BATCHES = 4, BATCHES_BETWEEN_NODES = 2, EACH_LAYOUT = 2 };
 #elif defined(__SANITIZE_ADDRESS__) /* twice as slow; and other builds compare as many */
-enum { BATCHES = 8, BATCHES_BETWEEN_NODES = 4, EACH_LAYOUT = 2, FEWEST_NODES = 3 };
+enum { BATCHES = 8, BATCHES_BETWEEN_NODES = 4, EACH_LAYOUT = 2 };
 #else
-enum { BATCHES = 40, BATCHES_BETWEEN_NODES = 8, EACH_LAYOUT = 1, FEWEST_NODES = 3 };
+enum { BATCHES = 40, BATCHES_BETWEEN_NODES = 8, EACH_LAYOUT = 1 };
 #endif
 
 static void run_with(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
@@ -70,69 +68,6 @@ TEST(recursive_halving_agrees_with_the_reference)
 	run_with(6, five_nodes, run_recursively);
 	run_with(8, four_nodes, run_recursively);
 	unsetenv("DDP_ALGORITHM");
-}
-
-/* ---- the same bits ----------------------------------------------------------------- */
-
-enum { BITS_COUNT = 30000 };
-
-typedef struct bits {
-	float of[2][BITS_COUNT];   /* a large and a small one */
-	const char *algorithms[2]; /* that these are to take */
-} bits;
-
-/* Sums of numbers that do not add exactly; the last rank writes the results to
-   memory that the test shares with it. */
-static int sum_inexactly(ddp_comm *comm, void *argument)
-{
-	bits *results = argument;
-	ddp_comm_info info;
-	static float x[BITS_COUNT];
-	int rank = ddp_comm_rank(comm);
-
-	for (int small = 0; small < 2; small++) {
-		size_t count = small ? 1000 : BITS_COUNT;
-		for (size_t i = 0; i < count; i++)
-			x[i] = 1.0f / (float)(1 + (i * 7 + (size_t)rank * 13) % 1000);
-		CHECK_OK(ddp_all_reduce(comm, NULL, x, count, DDP_F32, DDP_AVG));
-		CHECK_OK(ddp_comm_describe(comm, &info));
-		CHECK(strcmp(info.algorithm, results->algorithms[small]) == 0);
-		if (rank == ddp_comm_size(comm) - 1)
-			memcpy(results->of[small], x, count * sizeof(float));
-	}
-	return 0;
-}
-
-/* A sum that cannot take the algorithm takes "direct", which all can. */
-static void sum_by(ddp_algorithm algorithm, const int *node_of, bits *results)
-{
-	const test_world world = { .ranks = 5, .node_of = node_of, .body = sum_inexactly, .argument = results };
-	const ddp_algorithm_row *row = ddp_algorithm_of(algorithm);
-	char wanted[64];
-
-	for (int small = 0; small < 2; small++)
-		results->algorithms[small] = row->can(DDP_ALL_REDUCE, small == 1) ? row->name : "direct";
-	snprintf(wanted, sizeof(wanted), "%s,direct", row->name);
-	setenv("DDP_ALGORITHM", wanted, 1);
-	int failures = test_world_run(&world);
-	unsetenv("DDP_ALGORITHM");
-	assert_int_equal(failures, 0);
-}
-
-TEST(all_algorithms_give_the_same_bits)
-{
-	static const int three_nodes[] = { 0, 1, 2, 0, 1 }, five_nodes[] = { 0, 1, 2, 3, 4 };
-	bits *results[DDP_ALGORITHMS];
-
-	for (int nodes = FEWEST_NODES; nodes <= 5; nodes += 2) {
-		for (ddp_algorithm i = 0; i < DDP_ALGORITHMS; i++) {
-			results[i] = test_share(sizeof(bits));
-			sum_by(i, nodes == 3 ? three_nodes : five_nodes, results[i]);
-			assert_memory_equal(results[i]->of, results[0]->of, sizeof(results[0]->of));
-		}
-		for (ddp_algorithm i = 0; i < DDP_ALGORITHMS; i++)
-			test_unshare(results[i], sizeof(bits));
-	}
 }
 
 /* A list none of whose algorithms an operation can take ends the communicator, in words. */

@@ -75,12 +75,6 @@ another_seed_gives_others() {
 		! cmp -s "$work/a/step-00000008.safetensors" "$work/c/step-00000008.safetensors"
 }
 
-two_runs_of_many_threads_do_too() {
-	train --spawn 2 --steps 8 --checkpoint "$work/d" --threads 3 &&
-		train --spawn 2 --steps 8 --checkpoint "$work/j" --threads 3 &&
-		same "$work/d/step-00000008.safetensors" "$work/j/step-00000008.safetensors"
-}
-
 # The first run sharded its state, being on one node.
 the_way_of_gradients_does_not_change_a_byte() {
 	train --spawn 2 --steps 8 --checkpoint "$work/k" --shard none --bucket-mb 0.01 &&
@@ -151,24 +145,11 @@ bf16_resumes_bit_for_bit() {
 		same "$work/n-$way/step-00000006.safetensors" "$work/o-$way/step-00000006.safetensors"
 }
 
-# The first run sharded its state, being on one node.
-bf16_is_the_same_by_all_ways_of_whole_gradients() {
-	local way
-	for way in none gradients; do
-		bf16 --shard $way --threads 2 --checkpoint "$work/p-$way" &&
-			same "$work/n-plain/step-00000006.safetensors" "$work/p-$way/step-00000006.safetensors" || return
-	done
-}
-
 bf16_checkpoints_hold_f32_only() {
 	local file=$work/n-plain/step-00000006.safetensors
 	grep -aq '"dtype": *"F32"' "$file" && ! grep -aq '"dtype": *"BF16"' "$file" &&
 		mkdir "$work/q" && cp "$file" "$work/q" &&
 		train --spawn 2 --accumulate 2 --steps 8 --checkpoint "$work/q" --resume && says '^step 8/8  loss '
-}
-
-bf16_generates_text() {
-	bf16 --steps 2 --generate 40 && [ "$(sed '1,/^overlap/d' "$work/out" | wc -c)" -ge 40 ] && says ', in bf16$'
 }
 
 # losses NAME ARGUMENT...: of 30 steps, in $work/losses-NAME
@@ -212,14 +193,6 @@ f16_resumes_bit_for_bit() {
 	mkdir "$work/f16-on" && cp "$work/f16/step-00000003.safetensors" "$work/f16-on" &&
 		train --dtype f16 --spawn 2 --steps 6 --loss-scale 16777216 --checkpoint "$work/f16-on" --resume --json &&
 		says '"skipped": 0, "loss_scale": ' && same "$work/f16/step-00000006.safetensors" "$work/f16-on/step-00000006.safetensors"
-}
-
-# Whatever ranks keep, whether layers are computed again, and with dropout.
-f16_is_the_same_by_all_ways() {
-	local half=(--dtype f16 --spawn 2 --steps 4 --accumulate 2 --dropout 0.2 --loss-scale 256)
-	train "${half[@]}" --checkpoint "$work/f16-state" &&
-		train "${half[@]}" --recompute --shard gradients --checkpoint "$work/f16-gradients" --generate 20 &&
-		same "$work/f16-state/step-00000004.safetensors" "$work/f16-gradients/step-00000004.safetensors"
 }
 
 # Gradient by gradient, on memory that only the device's queues reach; from the checkpoint
@@ -284,17 +257,6 @@ ranks_whose_rows_travel_train_like_one() {
 	done
 }
 
-rows_that_travel_resume_bit_for_bit() {
-	local rows=(--spawn 3 --vocab 1000 --shard none --accumulate 2 --powersgd-start 1 --steps 9) way
-	rows+=(--checkpoint-every 4) # with PowerSGD a save moves what ranks keep back
-	for way in none powersgd; do
-		train "${rows[@]}" --compress $way --checkpoint "$work/l-$way" &&
-			mkdir "$work/m-$way" && cp "$work/l-$way/step-00000004.safetensors" "$work/m-$way" &&
-			train "${rows[@]}" --compress $way --checkpoint "$work/m-$way" --resume &&
-			same "$work/l-$way/step-00000009.safetensors" "$work/m-$way/step-00000009.safetensors" || return
-	done
-}
-
 last_ones_are_kept() {
 	train --steps 6 --checkpoint "$work/h" --checkpoint-every 1 --keep 2 &&
 		[ "$(cd "$work/h" && echo *)" = "step-00000005.safetensors step-00000006.safetensors" ]
@@ -310,11 +272,6 @@ a_pattern_is_several_files() {
 	split -l 50 -d "$work/text" "$work/shard_" &&
 		train --data "$work/shard_*" --spawn 2 --steps 2 &&
 		says "^$work/shard_\*: $(stat -c %s "$work"/shard_0? | awk '{ n += int(($1 - 1) / 32) } END { print n }') samples;"
-}
-
-readers_do_not_change_a_byte() {
-	train --spawn 2 --steps 12 --checkpoint "$work/reader" && train --spawn 2 --steps 12 --readers 3 --checkpoint "$work/readers" &&
-		same "$work/reader/step-00000012.safetensors" "$work/readers/step-00000012.safetensors"
 }
 
 # test_loss ARGUMENT...: of the model in $work/tested, on $work/other
@@ -451,29 +408,23 @@ check_again "each optimizer learns, by each schedule" each_optimizer_learns
 check_again "tokens per update say how much accumulates" tokens_per_update_say_how_much_accumulates
 check "two runs give the same bytes" two_runs_give_the_same_bytes
 check_again "another seed gives others" another_seed_gives_others
-check_again "so do two runs of several threads" two_runs_of_many_threads_do_too
 check "the way that gradients take does not change a byte" the_way_of_gradients_does_not_change_a_byte
 check_numbers "the summary tells of the update" summary_tells_of_the_update
 check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
 check_numbers "dropout goes on where it was" dropout_goes_on_where_it_was f32
 check_again "so it does in bf16" dropout_goes_on_where_it_was bf16
 check "recomputing takes memory and changes no bit" recompute_takes_memory_and_no_bit
-check_again "nor does it in bf16 on a device" recompute_takes_memory_and_no_bit --dtype bf16 --device cuda
 check_numbers "what is recomputed is told" what_is_recomputed_is_told
 check_again "the loss falls in bf16" loss_falls --dtype bf16
 check_again "and to the losses of f32 at each step" bf16_trains_to_the_losses_of_f32
 check "f16 trains to the losses of f32" f16_trains_to_the_losses_of_f32
 check "f16 skips steps that overflow, and halves the scale" f16_skips_steps_that_overflow
 check_numbers "f16 resumes bit for bit, with its scale" f16_resumes_bit_for_bit
-check_again "f16 is the same by all ways" f16_is_the_same_by_all_ways
 check "bf16 resumes bit for bit" bf16_resumes_bit_for_bit plain
 check_numbers "so it does with gradients in bf16, by Muon" bf16_resumes_bit_for_bit compress --compress bf16 \
 	--shard none --optimizer muon
-check_again "and in factors" bf16_resumes_bit_for_bit powersgd --compress powersgd --powersgd-start 1
 check_numbers "and with local steps" bf16_resumes_bit_for_bit local --local-steps 2 --local-start 1
-check_again "bf16 is the same by all ways of whole gradients" bf16_is_the_same_by_all_ways_of_whole_gradients
 check_numbers "checkpoints of bf16 hold f32 only, and go on in f32" bf16_checkpoints_hold_f32_only
-check_again "bf16 generates text" bf16_generates_text
 check "a device trains to the bytes of the host" a_device_trains_to_the_bytes_of_the_host
 check_numbers "so it does with the optimizer's state in shards" a_device_trains_to_the_bytes_of_the_host gradients
 check "so it does in bf16" a_device_trains_in_bf16_to_the_bytes_of_the_host
@@ -482,7 +433,6 @@ check_numbers "a device drops what the host does" a_device_drops_what_the_host_d
 check_again "so it does in bf16" a_device_drops_what_the_host_does bf16
 check_again "one without TF32 computes in f32" a_device_without_tf32_computes_in_f32
 check "ranks whose rows travel train like one" ranks_whose_rows_travel_train_like_one
-check_numbers "rows that travel resume bit for bit" rows_that_travel_resume_bit_for_bit
 check_numbers "only the last checkpoints are kept" last_ones_are_kept
 check "metrics and a trace per rank are written" writes_metrics_and_traces
 check "a pattern is several files" a_pattern_is_several_files
@@ -490,7 +440,6 @@ check_numbers "the loss on other data is that of each sample once" the_loss_on_o
 check_again "so it is where ranks wait for each other on the way" the_loss_on_much_other_data_is_that_of_each_sample_once
 check_numbers "other data are looked for before training" other_data_are_looked_for_before_training
 check_numbers "other data that cannot be measured lose no summary" other_data_that_cannot_be_measured_lose_no_summary
-check "several readers do not change a byte" readers_do_not_change_a_byte
 check_numbers "an untied model trains" untied_model_trains
 check_numbers "text is generated" generates_text
 check_numbers "plain output has no escapes" plain_output_has_no_escapes

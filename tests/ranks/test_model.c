@@ -275,50 +275,6 @@ static int forget_body(ddp_context *context, void *user)
 
 TEST_RUNS(reduced_gradients_can_be_looked_at_changed_and_forgotten, run_each_way(4, forget_body));
 
-/* AdamW's state of a part is kept by its owner, and any rank can collect it. */
-static void find_owners(ddp_context *context, double clip_norm)
-{
-	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .clip_norm = clip_norm };
-	int rank = rank_of(context), size = size_of(context);
-	ddp_summary summary;
-	ddp_tensors tensors;
-	ddp_model *model;
-	int64_t begin, end;
-	int kept = 0;
-
-	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
-	ddp_model_summary(model, &summary);
-	CHECK(summary.shard == (size > 1 ? DDP_SHARD_STATE : DDP_SHARD_NONE));
-	add_grads(model, (float)(rank + 1));
-	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
-	CHECK(model->units.count == 1);
-	ddp_unit_slice(&model->units, &model->units.list[0], rank, &begin, &end);
-	CHECK(model->units.most >= end - begin && (size > 1 || end - begin == model->layout.elements));
-	for (int64_t i = 0; i < model->layout.elements; i++) {
-		bool gap = (i >= A && i < 48) || (i >= 48 + B && i < 64) || i >= 64 + C;
-		CHECK((model->params[i] < 0) == !gap);
-		if (i >= begin && i < end)
-			CHECK((model->optim.state[0][kept++] != 0) == !gap);
-	}
-	CHECK_OK(ddp_model_check_whole(model));
-	CHECK_OK(ddp_model_tensors(model, true, &tensors));
-	ddp_model_collect(model, &tensors);
-	for (int p = 0; p < 3; p++) {
-		const float *m = tensors.list[3 + p].data;
-		for (int64_t i = 1; i < ddp_model_param_count(model, p); i++)
-			CHECK(m[i] == m[0] && m[0] > 0);
-	}
-	ddp_tensors_free(&tensors);
-	ddp_model_free(model);
-}
-
-static int owners_body(ddp_context *context, void *user)
-{
-	find_owners(context, 0);
-	find_owners(context, 0.5);
-	return 0;
-}
-
 /* The same steps in the library's memory and in the program's, which holds anything before. */
 static int own_memory_body(ddp_context *context, void *user)
 {
@@ -361,12 +317,6 @@ static int own_memory_body(ddp_context *context, void *user)
 }
 
 TEST_RUNS(a_model_trains_in_memory_of_the_program, run_each_way(2, own_memory_body));
-
-TEST(ranks_of_a_node_share_the_update)
-{
-	for (int ranks = 1; ranks <= 4; ranks++)
-		assert_int_equal(run_ranks(ranks, owners_body, NULL), 0);
-}
 
 static int drift_body(ddp_context *context, void *user)
 {

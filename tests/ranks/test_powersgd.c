@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan; takes: 5 */
 /* reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step;
-   in the host's memory, and in that of the fake GPU, to the same bits. */
+   in the host's memory, and in that of the fake GPU. */
 #include <limits.h>
 #include <math.h>
 #include <stdint.h>
@@ -36,29 +36,23 @@ static const ddp_model_options plain = {
 
 static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
-/* A model on a device has the program's own queue, which ends with the rank's process. */
-static ddp_model *make_in(ddp_context *context, ddp_memory memory, const ddp_model_options *given)
+/* On the context's device, if it has one. A model on a device has the program's own queue, which ends with the rank's
+   process. */
+static ddp_model *make(ddp_context *context, const ddp_model_options *given)
 {
 	static ddp_device_queue *queue;
 	ddp_model_options options = *given;
 	ddp_model *model;
 
-	options.memory = memory;
-	if (memory == DDP_MEMORY_DEVICE && queue == NULL)
+	options.memory = context->device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
+	if (context->device != NULL && queue == NULL)
 		CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &queue));
-	if (memory == DDP_MEMORY_DEVICE)
-		options.stream = queue;
+	options.stream = queue;
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
 	check_strategy(model, options.compress == DDP_COMPRESS_NONE ? "all_reduce" : "PowerSGD");
-	CHECK((model->place.device != NULL) == (memory == DDP_MEMORY_DEVICE));
+	CHECK((model->place.device != NULL) == (context->device != NULL));
 	CHECK(model->reducer.overlaps == (getenv("DDP_MEASURE") == NULL));
 	return model;
-}
-
-/* On the context's device, if it has one. */
-static ddp_model *make(ddp_context *context, const ddp_model_options *options)
-{
-	return make_in(context, context->device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, options);
 }
 
 static void put(const ddp_model *model, float *to, const float *from, int64_t count)
@@ -397,55 +391,6 @@ static int unused_body(ddp_context *context, void *user)
 }
 
 TEST_RUNS(the_norm_is_of_what_is_used, run_here_and_there(unused_body, NULL));
-
-/* ---- on a device ------------------------------------------------------------------------- */
-
-/* A step that is refused, and one without the first matrix, leave what is kept back as it was. */
-static void train_with_gaps(ddp_context *context, ddp_model *model, int step)
-{
-	const int rank = ddp_get_job(context)->rank;
-
-	train(context, model, step);
-	add_gradients(model, rank, 20 + step);
-	CHECK(ddp_model_step(model, 1, rank == 1 ? INFINITY : 0, NULL) == DDP_ERR_NOT_FINITE);
-	for (int p = PARAMS - 1; p > 0; p--)
-		add_gradient(model, rank, 30 + step, p);
-	CHECK_OK(ddp_model_grad_unused(model, 0));
-	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
-}
-
-static int bits_body(ddp_context *context, void *options)
-{
-	ddp_model *here = make_in(context, DDP_MEMORY_HOST, options);
-	ddp_model *there = make_in(context, DDP_MEMORY_DEVICE, options);
-
-	for (int step = 1; step <= 3; step++) {
-		train_with_gaps(context, here, step);
-		train_with_gaps(context, there, step);
-		expect_same(here, there);
-	}
-	ddp_model_free(there);
-	ddp_model_free(here);
-	/* A model with requests under way would have taken the world with it. */
-	CHECK_OK(ddp_barrier(ddp_world(context)));
-	return 0;
-}
-
-TEST(a_device_has_the_hosts_bits)
-{
-	ddp_model_options ways[] = { plain, plain, plain };
-
-	ways[0].powersgd.start = 1;
-	ways[1].powersgd.feedback = false;
-	ways[2].powersgd.warm_start = false;
-	ways[2].powersgd.rank = 3;
-	for (int way = 0; way < 3; way++) {
-		ways[way].unused = DDP_UNUSED_SKIP;
-		test_measure(way == 1 ? "no-overlap" : NULL);
-		assert_int_equal(run_ranks_with(RANKS, &on_test, bits_body, &ways[way]), 0);
-	}
-	test_measure(NULL);
-}
 
 /* ---- checkpoints ------------------------------------------------------------------------- */
 

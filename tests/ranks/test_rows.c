@@ -52,8 +52,6 @@ static void make(ddp_context *context, const way *w, ddp_model **model)
 	CHECK_OK(ddp_model_create(context, params, 2, &options, model));
 }
 
-/* ---- sums of whole numbers, exact in any order ------------------------------------- */
-
 /* Rank `rank` adds to rows 3 (twice), 7 + rank and the last, in two calls;
    rank 1 has no rows in step 2, and nobody has in step 3. */
 static int rows_of(int rank, int step, int32_t *index, float *values)
@@ -82,80 +80,6 @@ static void add_rows(ddp_model *model, int rank, int step)
 	/* The arrays are the caller's again. */
 	memset(index, 0, sizeof(index));
 	memset(values, 0, sizeof(values));
-}
-
-/* What all ranks' two micro-batches of a step add up to. */
-static void wanted_gradient(int ranks, int step, double *table, double *vector)
-{
-	int32_t index[4];
-	float values[4 * WIDTH];
-
-	memset(table, 0, ROWS * WIDTH * sizeof(*table));
-	*vector = 0;
-	for (int r = 0; r < ranks; r++) {
-		int count = rows_of(r, step, index, values);
-		for (int e = 0; e < ROWS * WIDTH; e++)
-			table[e] += 2 * (r + 1);
-		for (int i = 0; i < count * WIDTH; i++)
-			table[index[i / WIDTH] * WIDTH + i % WIDTH] += 2 * (double)values[i];
-		*vector += 2 * (r + 2);
-	}
-}
-
-static void micro_batch(ddp_model *model, int rank, int step)
-{
-	for (int e = 0; e < ROWS * WIDTH; e++)
-		ddp_model_param_grad(model, TABLE)[e] += (float)(rank + 1);
-	CHECK_OK(ddp_model_grad_ready(model, TABLE));
-	for (int e = 0; e < REST; e++)
-		ddp_model_param_grad(model, VECTOR)[e] += (float)(rank + 2);
-	CHECK_OK(ddp_model_grad_ready(model, VECTOR));
-	add_rows(model, rank, step);
-}
-
-static int sums_body(ddp_context *context, void *user)
-{
-	int rank = ddp_get_job(context)->rank, size = ddp_get_job(context)->world_size;
-	double table[ROWS * WIDTH] = { 0 }, gradient[ROWS * WIDTH], vector = 0, more;
-	ddp_step_stats stats;
-	ddp_model *model;
-
-	make(context, user, &model);
-	CHECK(model->rows.count == (travels(user, size) ? 1 : 0));
-	for (int step = 1; step <= 4; step++) {
-		double squares = 0;
-
-		CHECK_OK(ddp_model_set_sync(model, false));
-		micro_batch(model, rank, step);
-		CHECK_OK(ddp_model_set_sync(model, true));
-		micro_batch(model, rank, step);
-		/* A weight of 4 in all: the mean of whole numbers is exact. */
-		CHECK_OK(ddp_model_step(model, rank == 0 ? 4 : 0, 0, &stats));
-		wanted_gradient(size, step, gradient, &more);
-		for (int e = 0; e < ROWS * WIDTH; e++) {
-			table[e] -= gradient[e] / 4;
-			squares += gradient[e] * gradient[e] / 16;
-			CHECK(ddp_model_param_data(model, TABLE)[e] == table[e]);
-			CHECK(ddp_model_param_grad(model, TABLE)[e] == 0);
-		}
-		vector -= more / 4;
-		for (int e = 0; e < REST; e++)
-			CHECK(ddp_model_param_data(model, VECTOR)[e] == vector);
-		CHECK(fabs(stats.grad_norm - sqrt(squares + REST * more * more / 16)) <
-		       1e-12 * stats.grad_norm);
-	}
-	ddp_model_free(model);
-	return 0;
-}
-
-TEST(rows_add_up_whichever_way_they_travel)
-{
-	for (int w = 0; w < WAYS; w++) {
-		for (int ranks = 1; ranks <= RANKS_MAX; ranks++) {
-			way with = ways[w];
-			assert_int_equal(run_ranks(ranks, sums_body, &with), 0);
-		}
-	}
 }
 
 /* ---- what is not finite -------------------------------------------------------------- */

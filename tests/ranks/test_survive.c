@@ -28,7 +28,7 @@
 #include "tests/support/test.h"
 #include "tests/support/training.h"
 
-enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 10, BUFFER = MLP_PARAMS };
+enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 6, BUFFER = MLP_PARAMS };
 
 /* Where a rank dies, in step FATAL. */
 typedef enum point {

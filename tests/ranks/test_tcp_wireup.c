@@ -190,7 +190,7 @@ TEST_WITH(rank_that_joins_and_sends_nothing_is_named, begin, NULL)
 /* Whenever it happens, nobody hangs, and nobody takes it for something else. */
 TEST_WITH(rank_killed_at_any_moment_leaves_the_others_with_an_error, begin, NULL)
 {
-	enum { ROUNDS = 12, WORLD = 4 };
+	enum { ROUNDS = 6, WORLD = 4 };
 
 	srandom(3);
 	for (int round = 0; round < ROUNDS; round++) {

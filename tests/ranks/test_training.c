@@ -94,43 +94,6 @@ TEST(ranks_train_like_one_process_in_double)
 	test_unshare(seen, sizeof(*seen));
 }
 
-/* ---- clipping ------------------------------------------------------------------ */
-
-static int clipped_body(ddp_context *context, void *user)
-{
-	setup with = { .bucket_bytes = 512, .accumulate = 1, .steps = STEPS, .clip_norm = 0.05 };
-	float (*seen)[RANKS_MAX][MLP_ELEMENTS] = user;
-
-	for (int u = 0; u < SHARDS; u++) {
-		with.shard = shards[u];
-		train(context, &with, seen[u][ddp_get_job(context)->rank]);
-	}
-	return 0;
-}
-
-TEST(clipped_training_is_that_of_one_process_too)
-{
-	const mlp_reference plain = { .steps = STEPS, .batch = GLOBAL_BATCH, .samples = SAMPLES,
-	                              .seed = SEED, .learning_rate = 0.01, .weight_decay = 0.1,
-	                              .clip_norm = 0.05 };
-	double reference[MLP_ELEMENTS];
-	float wanted[MLP_ELEMENTS];
-	float (*seen)[RANKS_MAX][MLP_ELEMENTS] = test_share(SHARDS * sizeof(*seen));
-
-	assert_int_equal(mlp_train_reference(&plain, reference), 0);
-	for (int e = 0; e < MLP_ELEMENTS; e++)
-		wanted[e] = (float)reference[e];
-	for (int ranks = 1; ranks <= 3; ranks++) {
-		assert_int_equal(run_ranks(ranks, clipped_body, seen), 0);
-		for (int e = 0; e < MLP_ELEMENTS; e++)
-			assert_true(fabs((double)seen[0][0][e] - wanted[e]) <
-			            1e-4 * fmax(fabs(wanted[e]), 0.1));
-		for (int r = 0; r < ranks * SHARDS; r++)
-			assert_memory_equal(seen[r / ranks][r % ranks], seen[0][0], sizeof(wanted));
-	}
-	test_unshare(seen, SHARDS * sizeof(*seen));
-}
-
 /* ---- the same bits --------------------------------------------------------------- */
 
 typedef struct stretches {

@@ -215,18 +215,6 @@ static void adamw(const mlp_reference *given, int64_t step, double *params, cons
 	}
 }
 
-static double mean_scale(const mlp_reference *given, const double *grads, int64_t samples)
-{
-	double squares = 0, scale = 1 / (double)samples;
-
-	for (int e = 0; e < MLP_ELEMENTS; e++)
-		squares += grads[e] * grads[e];
-	double norm = sqrt(squares) * scale;
-	if (given->clip_norm > 0 && norm > given->clip_norm)
-		scale *= given->clip_norm / norm;
-	return scale;
-}
-
 int mlp_train_reference(const mlp_reference *given, double *params)
 {
 	double *value[MLP_PARAMS], *grad[MLP_PARAMS], grads[MLP_ELEMENTS];
@@ -257,7 +245,7 @@ int mlp_train_reference(const mlp_reference *given, double *params)
 				mlp_make_sample(indices[i + s], &sample);
 				mlp_gradients((const double *const *)value, &sample, grad);
 			}
-			adamw(given, ++step, params, grads, mean_scale(given, grads, samples), &state);
+			adamw(given, ++step, params, grads, 1 / (double)samples, &state);
 		}
 	}
 	ddp_sampler_free(sampler);

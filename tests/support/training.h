@@ -41,7 +41,7 @@ ddp_status mlp_batch(void *user, ddp_model *model, const ddp_batch *batch, doubl
 typedef struct mlp_reference {
 	int64_t steps, batch, samples; /* a step takes `batch`, an epoch's last fewer */
 	uint64_t seed;
-	double learning_rate, weight_decay, clip_norm;
+	double learning_rate, weight_decay;
 } mlp_reference;
 int mlp_train_reference(const mlp_reference *given, double *params);
 

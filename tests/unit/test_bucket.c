@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "reduce/bucket.h"
 #include "reduce/merge.h"
 #include "reduce/unit.h"
@@ -31,54 +30,6 @@ static void make_layout(const int64_t *counts, ddp_layout *layout)
 	for (; n < PARAMS_MAX && counts[n] > 0; n++)
 		params[n] = vector(n, counts[n]);
 	assert_int_equal(ddp_layout_make(params, n, layout), DDP_OK);
-}
-
-static const struct plan_case {
-	int64_t counts[PARAMS_MAX];
-	int64_t first, size;
-	struct { int64_t begin, end; int first_param, last_param; } buckets[BUCKETS_MAX];
-} plan_cases[] = {
-	/* one tensor smaller than a bucket */
-	{ { 5 }, 64, 64, { { 0, 16, 0, 0 } } },
-	/* exactly one bucket */
-	{ { 64 }, 64, 64, { { 0, 64, 0, 0 } } },
-	/* a tensor split over three, the first bucket smaller */
-	{ { 100 }, 32, 48, { { 80, 112, 0, 0 }, { 32, 80, 0, 0 }, { 0, 32, 0, 0 } } },
-	/* small tensors share a bucket, gaps included */
-	{ { 1, 1, 1, 1 }, 32, 32, { { 32, 64, 2, 3 }, { 0, 32, 0, 1 } } },
-	/* a cut within a tensor that shares its bucket with the next */
-	{ { 64, 32 }, 48, 48, { { 48, 96, 0, 1 }, { 0, 48, 0, 0 } } },
-	/* a cut at the tensors' border */
-	{ { 64, 32 }, 32, 64, { { 64, 96, 1, 1 }, { 0, 64, 0, 0 } } },
-	/* sizes are rounded down, to one alignment at least */
-	{ { 40 }, 1, 33, { { 32, 48, 0, 0 }, { 0, 32, 0, 0 } } },
-	{ { 40 }, 0, 0, { { 32, 48, 0, 0 }, { 16, 32, 0, 0 }, { 0, 16, 0, 0 } } },
-	/* a large cap: everything but the first bucket in one */
-	{ { 16, 16, 16, 16 }, 16, 1000, { { 48, 64, 3, 3 }, { 0, 48, 0, 2 } } },
-};
-
-TEST(buckets_are_cut_from_the_end)
-{
-	for (size_t c = 0; c < sizeof(plan_cases) / sizeof(plan_cases[0]); c++) {
-		const struct plan_case *test = &plan_cases[c];
-		ddp_layout layout;
-		ddp_bucket_plan plan;
-		int count = 0;
-
-		while (count < BUCKETS_MAX && test->buckets[count].end > 0)
-			count++;
-		make_layout(test->counts, &layout);
-		assert_int_equal(ddp_bucket_plan_make(&layout, test->first, test->size, &plan), DDP_OK);
-		assert_int_equal(plan.count, count);
-		for (int k = 0; k < count; k++) {
-			assert_int_equal(plan.buckets[k].begin, test->buckets[k].begin);
-			assert_int_equal(plan.buckets[k].end, test->buckets[k].end);
-			assert_int_equal(plan.buckets[k].first_param, test->buckets[k].first_param);
-			assert_int_equal(plan.buckets[k].last_param, test->buckets[k].last_param);
-		}
-		ddp_bucket_plan_free(&plan);
-		ddp_layout_free(&layout);
-	}
 }
 
 /* Backward computes the first parameter's gradient last. */
@@ -193,131 +144,20 @@ TEST(every_element_is_in_one_bucket)
 	ddp_layout_free(&layout);
 }
 
-/* Each rank's pieces are what it owns, in order, with no gap where it keeps them. */
-static void expect_pieces(const ddp_layout *layout, const ddp_bucket_plan *plan, int ranks, int rank,
-                          int64_t *owned)
+TEST(no_unit_of_a_bucket_is_larger_than_4_MiB)
 {
-	int64_t begin, end, kept = 0;
-	ddp_units units;
-
-	assert_int_equal(ddp_units_make(layout, plan, false, ranks, rank, &units), DDP_OK);
-	for (int u = 0; u < units.count; u++) {
-		const ddp_unit *unit = &units.list[u];
-		ddp_unit_slice(&units, unit, rank, &begin, &end);
-		for (int i = unit->first_piece; i < unit->end_piece; i++) {
-			const ddp_piece *piece = &units.pieces[i];
-			assert_true(piece->begin == begin && piece->kept == kept);
-			assert_true(piece->begin < piece->end && piece->end - piece->begin <= DDP_PIECE_ELEMENTS);
-			kept += piece->end - piece->begin;
-			begin = piece->end;
-		}
-		assert_int_equal(begin, end);
-	}
-	assert_true(kept <= units.most);
-	*owned = kept;
-	ddp_units_free(&units);
-}
-
-static void expect_units(const ddp_layout *layout, int64_t bucket, int ranks)
-{
-	int64_t owned, all = 0, end = 0, begin, stop, most = 0;
-	ddp_bucket_plan plan;
-	ddp_units units;
-
-	assert_int_equal(ddp_bucket_plan_make(layout, bucket, bucket, &plan), DDP_OK);
-	assert_int_equal(ddp_units_make(layout, &plan, false, ranks, 0, &units), DDP_OK);
-	for (int u = 0; u < units.count; u++) {
-		const ddp_unit *unit = &units.list[u];
-		assert_true(unit->begin == end && unit->end > unit->begin);
-		assert_true(unit->end - unit->begin <= DDP_UNIT_ELEMENTS);
-		assert_int_equal(ddp_bucket_of(&plan, unit->begin), ddp_bucket_of(&plan, unit->end - 1));
-		assert_int_equal(ddp_unit_at(&units, unit->begin), u);
-		assert_int_equal(ddp_unit_at(&units, unit->end - 1), u);
-		for (int r = 0; r < ranks; r++) {
-			ddp_unit_slice(&units, unit, r, &begin, &stop);
-			assert_int_equal(begin, end);
-			assert_true(stop - begin <= (unit->end - unit->begin) / ranks + DDP_ALIGN_ELEMENTS);
-			end = stop;
-		}
-		assert_int_equal(end, unit->end);
-	}
-	assert_int_equal(end, layout->elements);
-	assert_int_equal(ddp_unit_at(&units, end), units.count);
-	for (int r = 0; r < ranks; r++) {
-		expect_pieces(layout, &plan, ranks, r, &owned);
-		all += owned;
-		most = owned > most ? owned : most;
-	}
-	assert_true(all == end && most == units.most);
-	ddp_units_free(&units);
-	ddp_bucket_plan_free(&plan);
-}
-
-TEST(every_element_has_one_owner)
-{
-	static const int64_t counts[PARAMS_MAX] = { 1000, 3 << 20, 17, 16, 2500000, 1 };
-	static const int64_t buckets[] = { 4 << 20, 1 << 18, 100000 };
-	ddp_layout layout;
-
-	make_layout(counts, &layout);
-	for (int ranks = 1; ranks <= 7; ranks += 2) {
-		for (size_t b = 0; b < sizeof(buckets) / sizeof(buckets[0]); b++)
-			expect_units(&layout, buckets[b], ranks);
-	}
-	ddp_layout_free(&layout);
-}
-
-/* Whatever pieces values come in, each rank keeps what it owns of them. */
-TEST(what_is_stored_is_kept_by_its_owner)
-{
-	enum { RANKS = 3, MOST = 4096 };
-	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 };
-	float values[MOST], kept[MOST];
+	static const int64_t counts[PARAMS_MAX] = { 1000, 3 << 20 };
 	ddp_bucket_plan plan;
 	ddp_layout layout;
 	ddp_units units;
 
-	for (int i = 0; i < MOST; i++)
-		values[i] = (float)(i + 1);
 	make_layout(counts, &layout);
-	assert_true(layout.elements <= MOST);
-	assert_int_equal(ddp_bucket_plan_make(&layout, 64, 160, &plan), DDP_OK);
-	for (int r = 0; r < RANKS; r++) {
-		memset(kept, 0, sizeof(kept));
-		assert_int_equal(ddp_units_make(&layout, &plan, false, RANKS, r, &units), DDP_OK);
-		for (int64_t first = 0; first < layout.elements; first += 37) {
-			int64_t left = layout.elements - first;
-			assert_int_equal(ddp_units_store(&units, &(ddp_place){ 0 }, kept, first, values + first,
-			                                 left < 37 ? left : 37), DDP_OK);
-		}
-		for (int i = 0; i < units.piece_count; i++) {
-			const ddp_piece *piece = &units.pieces[i];
-			assert_memory_equal(kept + piece->kept, values + piece->begin,
-			                    (size_t)(piece->end - piece->begin) * sizeof(float));
-		}
-		ddp_units_free(&units);
-	}
+	assert_int_equal(ddp_bucket_plan_make(&layout, 4 << 20, 4 << 20, &plan), DDP_OK);
+	assert_int_equal(ddp_units_make(&layout, &plan, false, 1, 0, &units), DDP_OK);
+	for (int u = 0; u < units.count; u++)
+		assert_true(units.list[u].end - units.list[u].begin <= DDP_UNIT_ELEMENTS);
+	ddp_units_free(&units);
 	ddp_bucket_plan_free(&plan);
-	ddp_layout_free(&layout);
-}
-
-TEST(tensors_begin_at_64_bytes)
-{
-	static const int64_t counts[PARAMS_MAX] = { 1, 16, 17 };
-	const ddp_param params[] = { { .name = "scale" }, vector(1, 4) };
-	ddp_layout layout;
-
-	make_layout(counts, &layout);
-	assert_int_equal(layout.slots[0].offset, 0);
-	assert_int_equal(layout.slots[1].offset, 16);
-	assert_int_equal(layout.slots[2].offset, 32);
-	assert_int_equal(layout.elements, 64);
-	assert_int_equal(layout.slots[2].count, 17);
-	ddp_layout_free(&layout);
-	/* A number without dimensions is an element. */
-	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
-	assert_int_equal(layout.slots[0].count, 1);
-	assert_int_equal(layout.slots[1].offset, DDP_ALIGN_ELEMENTS);
 	ddp_layout_free(&layout);
 }
 
@@ -385,91 +225,6 @@ TEST(wrong_parameters_are_named)
 	two[0].shape[0] = two[1].shape[0] = (int64_t)1 << 59;
 	two[1].shape[1] = 1;
 	expect_bad_list(two, 2, "too many elements together");
-}
-
-TEST(shapes_print_and_are_cut)
-{
-	const int64_t shape[] = { 2, 3, 400 };
-	char text[32];
-
-	ddp_shape_text(3, shape, text, sizeof(text));
-	assert_string_equal(text, "[2, 3, 400]");
-	ddp_shape_text(0, shape, text, sizeof(text));
-	assert_string_equal(text, "[]");
-	ddp_shape_text(3, shape, text, 6);
-	assert_string_equal(text, "[2, 3");
-}
-
-static ddp_layout layout;
-static ddp_bucket_plan plan;
-static ddp_ready ready;
-
-/* Buckets of 32: b0 covers p2 and half of p1, b1 half of p1 and p0. */
-static int setup_ready(void **state)
-{
-	static const int64_t counts[PARAMS_MAX] = { 16, 32, 16 };
-
-	make_layout(counts, &layout);
-	assert_int_equal(ddp_bucket_plan_make(&layout, 32, 32, &plan), DDP_OK);
-	assert_int_equal(ddp_ready_make(&layout, &plan, &ready), DDP_OK);
-	return 0;
-}
-
-static int teardown_ready(void **state)
-{
-	ddp_ready_free(&ready);
-	ddp_bucket_plan_free(&plan);
-	ddp_layout_free(&layout);
-	return 0;
-}
-
-TEST_WITH(bucket_is_ready_with_its_last_tensor, setup_ready, teardown_ready)
-{
-	assert_int_equal(ddp_ready_take(&ready, 2), -1);
-	assert_int_equal(ddp_ready_announce(&ready, 2), DDP_OK);
-	assert_int_equal(ddp_ready_take(&ready, 2), -1);
-	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
-	assert_int_equal(ddp_ready_take(&ready, 2), 0);
-	assert_int_equal(ddp_ready_take(&ready, 2), -1);
-	assert_int_equal(ddp_ready_announce(&ready, 0), DDP_OK);
-	assert_int_equal(ddp_ready_take(&ready, 2), 1);
-	assert_int_equal(ddp_ready_take(&ready, 2), -1);
-}
-
-TEST_WITH(buckets_are_taken_in_order_whatever_the_announcements, setup_ready, teardown_ready)
-{
-	ddp_ready_announce(&ready, 0);
-	ddp_ready_announce(&ready, 1);
-	assert_int_equal(ddp_ready_take(&ready, 2), -1);
-	ddp_ready_announce(&ready, 2);
-	assert_int_equal(ddp_ready_take(&ready, 2), 0);
-	assert_int_equal(ddp_ready_take(&ready, 2), 1);
-}
-
-TEST_WITH(limit_holds_buckets_back, setup_ready, teardown_ready)
-{
-	for (int p = 0; p < 3; p++)
-		ddp_ready_announce(&ready, p);
-	assert_int_equal(ddp_ready_take(&ready, 1), 0);
-	assert_int_equal(ddp_ready_take(&ready, 1), -1);
-	assert_int_equal(ddp_ready_force(&ready, 1), -1);
-	assert_int_equal(ddp_ready_force(&ready, 2), 1);
-	/* Nobody has announced them. */
-	ddp_ready_reset(&ready);
-	for (int k = 0; k < 3; k++)
-		assert_int_equal(ddp_ready_force(&ready, 2), k < 2 ? k : -1);
-}
-
-TEST_WITH(wrong_announcements_are_errors, setup_ready, teardown_ready)
-{
-	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
-	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_ERR_STATE);
-	assert_non_null(strstr(ddp_last_error(), "\"p1\" was announced twice"));
-	ddp_ready_reset(&ready);
-	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
-	assert_int_equal(ddp_ready_announce(&ready, -1), DDP_ERR_INVALID);
-	assert_int_equal(ddp_ready_announce(&ready, 3), DDP_ERR_INVALID);
-	assert_string_equal(ddp_last_error(), "no parameter has index 3; there are 3");
 }
 
 /* ---- reduce/merge --------------------------------------------------------------- */
@@ -557,34 +312,6 @@ TEST(no_other_cut_ends_a_step_earlier)
 		c.update = i % 2 == 0 ? 0 : draw(&seed) / size;
 		expect_best(&c);
 	}
-}
-
-/* `wanted`: the ends, then 0. */
-static void expect_cut(ddp_merge_case c, const int *wanted)
-{
-	int ends[GRAINS];
-	int k = 0;
-
-	const int count = ddp_merge(&c, ends);
-	for (; wanted[k] > 0; k++)
-		assert_int_equal(ends[k], wanted[k]);
-	assert_int_equal(count, k);
-}
-
-TEST(what_is_near_goes_together_and_what_is_far_alone)
-{
-	static const int64_t sizes[] = { 10, 10, 10, 10 };
-	static const double at_once[] = { 1, 1, 1, 1 }, apart[] = { 1, 10, 20, 30 };
-	static const double two_and_two[] = { 1, 1.1, 20, 20.1 };
-	static const int one[] = { 4, 0 }, each[] = { 1, 2, 3, 4, 0 }, pairs[] = { 2, 4, 0 };
-
-	expect_cut((ddp_merge_case){ 4, at_once, sizes, 0.5, 0.1, 0 }, one);
-	expect_cut((ddp_merge_case){ 4, apart, sizes, 0.5, 0.1, 0 }, each);
-	expect_cut((ddp_merge_case){ 4, two_and_two, sizes, 0.5, 0.1, 0 }, pairs);
-	/* The link is free of cost but for latency. */
-	expect_cut((ddp_merge_case){ 4, apart, sizes, 100, 0, 0 }, one);
-	/* Updates beside the rest are worth a latency. */
-	expect_cut((ddp_merge_case){ 4, at_once, sizes, 0.01, 0.1, 0.1 }, each);
 }
 
 TEST(as_many_grains_as_there_may_be_are_merged)

@@ -2,22 +2,21 @@
 /* runs: unit; all: tsan asan */
 /* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order. comm/hier/tree: trees of a
    broadcast.
-   comm/hier/algorithms: the table; messages and connections of large worlds. comm/core/roster: their
-   nodes. comm/group/agreement: room for what their ranks tell. */
-#include <stdio.h>
+   comm/hier/algorithms: the table; messages and connections of large worlds. comm/ops/blocks: their chunks.
+   comm/group/agreement: room for what their ranks tell. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "comm/core/roster.h"
 #include "comm/group/agreement.h"
 #include "comm/hier/algorithms.h"
 #include "comm/hier/plan.h"
+#include "comm/hier/recursive_halving.h"
 #include "comm/hier/tree.h"
+#include "comm/ops/blocks.h"
 #include "comm/ops/combine_nodes.h"
 #include "comm/shm/node.h"
-#include "tests/support/simulate.h"
 #include "tests/support/test.h"
 
 /* ---- exchanges ------------------------------------------------------------------------------ */
@@ -149,24 +148,6 @@ TEST(each_node_is_in_one_part)
 			assert_int_equal(seen[node], 1);
 			for (int round = 0; round < plan.rounds; round++)
 				check_nodes_of(&plan, ddp_plan_round(&plan, node, 0, round).send);
-		}
-	}
-}
-
-/* Each node has one part after the reductions, and each part is on one. */
-TEST(parts_are_complete_on_one_node_each)
-{
-	for (int nodes = 2; nodes <= 100; nodes++) {
-		const ddp_plan plan = ddp_plan_halving(nodes);
-		for (size_t chunk = 0; chunk < 2; chunk++) {
-			int owners[128] = { 0 };
-			for (int node = 0; node < nodes; node++) {
-				const ddp_range own = ddp_plan_own(&plan, node, chunk);
-				for (size_t p = own.begin; p < own.begin + own.count; p++)
-					owners[p]++;
-			}
-			for (int p = 0; p < plan.leaves; p++)
-				assert_int_equal(owners[p], 1);
 		}
 	}
 }
@@ -352,102 +333,41 @@ TEST(time_of_large_operations_hardly_grows)
 	}
 }
 
-static void expect_simulated(size_t element, const ddp_link *link, int nodes)
-{
-	const ddp_shape small = shape_of_type(element, DDP_ALL_REDUCE, nodes, 1, 4096);
-	const double doubling = simulate(DDP_RECURSIVE_DOUBLING, link, &small);
+/* ---- comm/ops/blocks ------------------------------------------------------------ */
 
-	assert_true(doubling > 0);
-	assert_float_equal(ddp_algorithm_of(DDP_RECURSIVE_DOUBLING)->cost(link, &small).seconds / doubling, 1, 0.07);
-	for (size_t k = 0; k < KINDS; k++) {
-		const ddp_shape large = shape_of_type(element, kinds[k], nodes, 8, (size_t)64 << 20);
-		const double halving = simulate(DDP_RECURSIVE_HALVING, link, &large);
-		assert_true(halving > 0);
-		assert_float_equal(ddp_algorithm_of(DDP_RECURSIVE_HALVING)->cost(link, &large).seconds / halving, 1, 0.15);
+enum { LIMIT = 256 * 1024, WINDOW = 4 * 1024 * 1024, LONGEST = 1 << 30 };
+
+TEST(a_window_holds_a_chunk_of_each_of_many_slices)
+{
+	static const struct {
+		size_t element, wide;
+	} types[] = { { 1, 4 }, { 2, 4 }, { 4, 4 }, { 8, 8 } };
+
+	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+		const size_t element = types[t].element, wide = types[t].wide;
+		for (size_t slices = 1; slices <= WINDOW / element; slices += 1 + slices / 7) {
+			size_t count = ddp_chunk_count(LIMIT, WINDOW / slices, element, wide, LONGEST);
+			assert_true(count > 0);
+			assert_true(count * element * slices <= WINDOW);
+			assert_true(count * wide <= LIMIT || count == 64);
+			assert_true(count < 64 || count % 64 == 0);
+		}
+		assert_int_equal(ddp_chunk_count(LIMIT, WINDOW / (WINDOW / element * 2), element, wide, LONGEST), 0);
 	}
 }
 
-/* Chunks that overlap take as long as messages that are followed one by one. */
-TEST(the_model_agrees_with_a_simulation)
+/* Also where the longest slice is a little shorter than that: a window is cut
+   into whole chunks, so it must hold one. */
+TEST(a_chunk_as_long_as_the_longest_slice_fits_in_its_share)
 {
-	for (size_t l = 0; l < 2; l++) {
-		for (int nodes = 3; nodes <= 1300; nodes = nodes * 3 + nodes % 2) {
-			expect_simulated(4, &links[l], nodes);
-			expect_simulated(2, &links[l], nodes);
+	for (size_t slices = 1; slices <= WINDOW / 8 / 64; slices += 1 + slices / 7) {
+		const size_t share = WINDOW / slices;
+		for (size_t longest = share / 4 > 200 ? share / 4 - 200 : 0; longest < share / 4 + 200; longest++) {
+			size_t count = ddp_chunk_count(LIMIT, share, 4, 4, longest);
+			assert_true(count > 0 && count * 4 <= share);
+			assert_true(count < longest + 64 || count == 64);
 		}
 	}
-}
-
-/* Of as many elements: where bytes alone cost, recursive halving takes 3/4 of f32's time, as half of
-   what it sends is in accumulator form, and direct exchange half. */
-TEST(recursive_halving_gains_less_of_16_bits)
-{
-	const ddp_link link = { .measured = true, .byte_seconds = 1e-6, .chunk_bytes = 60 * 1024 };
-	const size_t elements = (size_t)16 << 20;
-
-	for (int nodes = 4; nodes <= 64; nodes *= 2) {
-		const ddp_shape f32 = shape_of_type(4, DDP_ALL_REDUCE, nodes, 1, 4 * elements);
-		const ddp_shape bf16 = shape_of_type(2, DDP_ALL_REDUCE, nodes, 1, 2 * elements);
-		const double halving = ddp_algorithm_of(DDP_RECURSIVE_HALVING)->cost(&link, &bf16).seconds;
-		const double gather = ddp_algorithm_of(DDP_SCATTER_GATHER)->cost(&link, &bf16).seconds;
-		assert_float_equal(halving / ddp_algorithm_of(DDP_RECURSIVE_HALVING)->cost(&link, &f32).seconds, 0.75, 0.02);
-		assert_float_equal(gather / ddp_algorithm_of(DDP_SCATTER_GATHER)->cost(&link, &f32).seconds, 0.5, 0.02);
-	}
-}
-
-/* ---- which rank is on which node ---------------------------------------------------------------- */
-
-/* The nodes are told from each other by their lowest world rank. */
-static void check_topology(const ddp_topology *t, int size, const ddp_roster *roster, int nodes)
-{
-	int come = 0, least = size;
-
-	assert_int_equal(t->nodes, nodes);
-	assert_int_equal(t->node_begin[0], 0);
-	assert_int_equal(t->node_begin[nodes], size);
-	for (int r = 0; r < size; r++) {
-		const int node = t->node_of[r], first = t->node_ranks[t->node_begin[node]];
-		assert_true(node <= come); /* by first rank */
-		come += node == come;
-		assert_int_equal(roster->peers[t->world_ranks[r]].node, roster->peers[t->world_ranks[first]].node);
-		assert_int_equal(t->node_ranks[t->node_begin[node] + t->local_of[r]], r);
-	}
-	for (int node = 0; node < nodes; node++) {
-		const int count = t->node_begin[node + 1] - t->node_begin[node];
-		least = count < least ? count : least;
-		for (int i = t->node_begin[node]; i < t->node_begin[node + 1]; i++)
-			assert_true(t->node_of[t->node_ranks[i]] == node && (i == t->node_begin[node] || t->node_ranks[i - 1] < t->node_ranks[i]));
-	}
-	assert_int_equal(t->channels, least);
-}
-
-/* Cyclic, and uneven: the last node of the world has one rank. */
-static void place(int world, int nodes)
-{
-	ddp_roster roster = { .size = world, .peers = calloc((size_t)world, sizeof(ddp_peer)) };
-	int *ranks = malloc((size_t)world * sizeof(int));
-	ddp_topology t;
-
-	assert_true(roster.peers != NULL && ranks != NULL);
-	for (int r = 0; r < world; r++) {
-		roster.peers[r].node = r == world - 1 ? r : r % (nodes - 1);
-		ranks[r] = world - 1 - r;
-	}
-	assert_int_equal(ddp_topology_make(&t, ranks, world), DDP_OK);
-	const uint64_t start = ddp_now_ns();
-	assert_int_equal(ddp_topology_place(&t, world, &roster), DDP_OK);
-	printf("# %d ranks on %d nodes are placed in %.3f ms\n", world, nodes, ddp_seconds_since(start) * 1e3);
-	check_topology(&t, world, &roster, nodes);
-	ddp_topology_free(&t);
-	free(ranks);
-	free(roster.peers);
-}
-
-TEST(ranks_of_large_worlds_are_placed)
-{
-	place(3, 2);
-	place(4096, 513);
-	place(100000, 12501);
 }
 
 /* ---- trees of a broadcast ------------------------------------------------------------------------ */

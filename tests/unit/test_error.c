@@ -15,29 +15,6 @@
 #include "tests/support/options.h"
 #include "tests/support/test.h"
 
-TEST(message_carries_the_reason_of_errno)
-{
-	assert_int_equal(ddp_fail_errno(DDP_ERR_IO, ENOENT, "cannot open %s", "x"), DDP_ERR_IO);
-	assert_string_equal(ddp_last_error(), "cannot open x: No such file or directory");
-}
-
-TEST(context_goes_in_front)
-{
-	ddp_fail(DDP_ERR_FORMAT, "cut short");
-	assert_int_equal(ddp_fail_context(DDP_ERR_FORMAT, "while reading %d", 3), DDP_ERR_FORMAT);
-	assert_string_equal(ddp_last_error(), "while reading 3: cut short");
-}
-
-TEST(error_may_be_about_a_rank)
-{
-	assert_int_equal(ddp_error_about(ddp_fail(DDP_ERR_TIMEOUT, "rank 3 did not come"), 3), DDP_ERR_TIMEOUT);
-	assert_int_equal(ddp_error_rank(), 3);
-	ddp_fail_context(DDP_ERR_TIMEOUT, "while opening");
-	assert_int_equal(ddp_error_rank(), 3);
-	ddp_fail(DDP_ERR_IO, "another");
-	assert_int_equal(ddp_error_rank(), -1);
-}
-
 TEST(long_message_is_cut_not_overrun)
 {
 	char text[4000];

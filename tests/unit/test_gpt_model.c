@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan bare */
-/* examples/models/gpt: gradients by finite differences, learning, sizes. */
+/* examples/models/gpt: gradients by finite differences, sizes. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,39 +220,6 @@ TEST(two_micro_batches_add_up)
 	free_rig(&parts);
 }
 
-TEST(loss_falls_far_below_chance)
-{
-	const gpt_config config = {.layers = 2, .heads = 2, .width = 16, .vocab = 13, .length = 12};
-	struct rig r = make_rig(&config, 2);
-	float **moments = calloc((size_t)r.count * 2, sizeof(float *));
-	int32_t tokens[26];
-	double loss = 0;
-
-	assert_non_null(moments);
-	for (int i = 0; i < 2 * r.count; i++) {
-		moments[i] = calloc((size_t)elements(&r.params[i / 2]), sizeof(float));
-		assert_non_null(moments[i]);
-	}
-	fill_tokens(tokens, 26, config.vocab);
-	for (int step = 1; step <= 80; step++) {
-		const dk_update_args a = {.learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95,
-			.epsilon = 1e-8, .step = step, .grad_scale = 1.0 / 24};
-		loss = gpt_forward(r.model, tokens, 2, 12) / 24;
-		if (step == 1)
-			assert_true(fabs(loss - log(13)) < 0.1);
-		assert_int_equal(gpt_backward(r.model, count_ready, NULL, &r), DDP_OK);
-		for (int i = 0; i < r.count; i++)
-			dk_update(r.data[i], r.grad[i], moments[2 * i], moments[2 * i + 1],
-			         elements(&r.params[i]), &a);
-	}
-	if (!(loss < 0.5))
-		fail_msg("after 80 steps the loss is still %g", loss);
-	for (int i = 0; i < 2 * r.count; i++)
-		free(moments[i]);
-	free(moments);
-	free_rig(&r);
-}
-
 /* The classifier of the last position, by the two ways there are. */
 TEST(next_logits_are_those_that_the_loss_sees)
 {
@@ -288,21 +255,6 @@ TEST(the_first_error_of_ready_ends_the_announcements)
 	free_rig(&r);
 }
 
-TEST(seed_decides_the_start)
-{
-	const gpt_config config = {.layers = 1, .heads = 1, .width = 32, .vocab = 50, .length = 3};
-	struct rig a = make_rig(&config, 1), b = make_rig(&config, 1);
-	size_t bytes = 50 * 32 * sizeof(float);
-
-	assert_memory_equal(a.data[0], b.data[0], bytes);
-	double deviation = sqrt(dk_sum_squares(a.data[0], 50 * 32) / (50 * 32));
-	assert_true(fabs(deviation - 0.02) < 0.002);
-	gpt_initialise(b.model, 4);
-	assert_true(memcmp(a.data[0], b.data[0], bytes) != 0);
-	free_rig(&a);
-	free_rig(&b);
-}
-
 TEST(sizes_that_do_not_divide_are_named)
 {
 	gpt_config config = {.layers = 1, .heads = 3, .width = 16, .vocab = 5, .length = 3};
@@ -317,18 +269,6 @@ TEST(sizes_that_do_not_divide_are_named)
 	assert_non_null(strstr(why, "give more heads"));
 	config.heads = 16;
 	assert_true(gpt_config_valid(&config, why, sizeof(why)));
-}
-
-TEST(stray_tokens_are_found)
-{
-	const gpt_config config = {.layers = 1, .heads = 1, .width = 4, .vocab = 5, .length = 3};
-	const int32_t tokens[] = {0, 4, 5, -1};
-	struct rig r = make_rig(&config, 1);
-
-	assert_int_equal(gpt_stray_token(r.model, tokens, 2), -1);
-	assert_int_equal(gpt_stray_token(r.model, tokens, 4), 2);
-	assert_int_equal(gpt_stray_token(r.model, tokens + 3, 1), 0);
-	free_rig(&r);
 }
 
 /* Binds the model to the parameters in bf16 or f16, in memory to be freed. */

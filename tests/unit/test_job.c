@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan bare; all: unit tsan no-ucx no-pmix no-blas */
 /* job: who a process is, from tables of environments. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -256,37 +255,6 @@ TEST(numbers_are_read_strictly)
 			if (ddp_job_discover(&job, &key) != DDP_ERR_JOB ||
 			    strstr(ddp_last_error(), names[n]) == NULL)
 				fail_msg("%s=\"%s\": %s", names[n], values[v], ddp_last_error());
-		}
-	}
-}
-
-TEST(every_rank_of_every_shape_is_itself)
-{
-	for (int nodes = 1; nodes <= 5; nodes++) {
-		for (int local = 1; local <= 4; local++) {
-			for (int rank = 0; rank < nodes * local; rank++) {
-				char text[7][40];
-				ddp_job job;
-				ddp_key key;
-				snprintf(text[0], 40, "RANK=%d", rank);
-				snprintf(text[1], 40, "WORLD_SIZE=%d", nodes * local);
-				snprintf(text[2], 40, "LOCAL_RANK=%d", rank % local);
-				snprintf(text[3], 40, "LOCAL_WORLD_SIZE=%d", local);
-				snprintf(text[4], 40, "NODE_RANK=%d", rank / local);
-				snprintf(text[5], 40, "NNODES=%d", nodes);
-				snprintf(text[6], 40, "SLURM_PROCID=%d", rank);
-				const char *variables[VARIABLES] = { PLUGIN, STEP, text[0], text[1], text[2],
-				                                     text[3], text[4], text[5], text[6] };
-				char tasks[40];
-				apply(variables);
-				snprintf(tasks, sizeof(tasks), "%d", nodes * local);
-				setenv("SLURM_STEP_NUM_TASKS", tasks, 1);
-				assert_int_equal(ddp_job_discover(&job, &key), DDP_OK);
-				assert_int_equal(job.rank, rank);
-				assert_int_equal(job.local_rank, rank % local);
-				assert_int_equal(job.node_rank, rank / local);
-				assert_int_equal(job.nnodes, nodes);
-			}
 		}
 	}
 }

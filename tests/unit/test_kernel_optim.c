@@ -280,15 +280,6 @@ TEST(updates_leave_what_they_made_in_bf16_too)
 	assert_memory_equal(rounded, want_rounded, sizeof(rounded));
 }
 
-TEST(scale_is_a_product)
-{
-	fill(LONGEST);
-	memcpy(m, grad, sizeof(m));
-	dk_scale(grad, LONGEST - 1, 0.3f);
-	for (int64_t i = 0; i < LONGEST; i++)
-		assert_true(grad[i] == (i < LONGEST - 1 ? m[i] * 0.3f : m[i]));
-}
-
 TEST(threads_do_not_change_a_bit)
 {
 	const dk_update_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,

@@ -76,27 +76,6 @@ TEST(batches_follow_the_sampler_over_epochs)
 	ddp_loader_free(loader);
 }
 
-TEST(uneven_tail_gives_short_and_empty_batches)
-{
-	/* 9 samples, 2 ranks x 4: the second global batch has one sample. */
-	struct numbers numbers = { .broken = -1 };
-	int64_t expected[2] = { 1, 0 };
-	ddp_batch batch;
-
-	for (int rank = 0; rank < 2; rank++) {
-		ddp_loader *loader = make(&numbers, 9, rank, 2,
-		                          (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .tail = DDP_TAIL_UNEVEN });
-		assert_int_equal(ddp_loader_batches_per_epoch(loader), 2);
-		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
-		assert_int_equal(batch.samples, 4);
-		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
-		assert_int_equal(batch.samples, expected[rank]);
-		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
-		assert_int_equal(batch.epoch, 1);
-		ddp_loader_free(loader);
-	}
-}
-
 enum { UPDATE = 12, UPDATE_SAMPLES = 50, UPDATES = 9 };
 
 /* Adds which samples each of the first updates has on a rank. */
@@ -263,59 +242,6 @@ static void expect_same(const ddp_batch *a, const ddp_batch *b)
 	assert_memory_equal(a->data, b->data, (size_t)a->samples * sizeof(int64_t));
 }
 
-TEST(seek_continues_as_if_nothing_had_happened)
-{
-	struct numbers numbers[2] = { { .broken = -1 }, { .broken = -1 } };
-	ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .seed = 3, .tail = DDP_TAIL_UNEVEN };
-	ddp_loader *straight = make(&numbers[0], 30, 0, 2, options);
-	ddp_loader *resumed = make(&numbers[1], 30, 0, 2, options);
-	ddp_batch a, b;
-
-	for (int i = 0; i < 6; i++) /* 4 batches per epoch */
-		assert_int_equal(ddp_loader_next(straight, &a), DDP_OK);
-	ddp_loader_state at = ddp_loader_get_state(straight);
-	assert_int_equal(at.epoch, 1);
-	assert_int_equal(at.samples, 16);
-	ddp_loader_next(resumed, &b); /* its thread is running */
-	assert_int_equal(ddp_loader_seek(resumed, &at), DDP_OK);
-	for (int i = 0; i < 9; i++) {
-		assert_int_equal(ddp_loader_next(straight, &a), DDP_OK);
-		assert_int_equal(ddp_loader_next(resumed, &b), DDP_OK);
-		expect_same(&a, &b);
-	}
-	ddp_loader_free(straight);
-	ddp_loader_free(resumed);
-}
-
-TEST(position_fits_other_batches_and_worlds)
-{
-	struct numbers numbers[3] = { { .broken = -1 }, { .broken = -1 }, { .broken = -1 } };
-	ddp_loader *one = make(&numbers[0], 64, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 16 });
-	ddp_loader *four = make(&numbers[1], 64, 2, 4, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4 });
-	ddp_loader *other = make(&numbers[2], 64, 2, 4, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 2 });
-	ddp_sampler *sampler;
-	ddp_batch batch;
-	int64_t count;
-
-	ddp_loader_next(one, &batch);
-	ddp_loader_next(one, &batch);
-	ddp_loader_state at = ddp_loader_get_state(one);
-	assert_int_equal(ddp_loader_seek(four, &at), DDP_OK);
-	assert_int_equal(ddp_loader_next(four, &batch), DDP_OK);
-	assert_int_equal(batch.batch, 2);
-	assert_int_equal(ddp_loader_seek(other, &at), DDP_OK);
-	assert_int_equal(ddp_loader_next(other, &batch), DDP_OK);
-	assert_int_equal(batch.batch, 4);
-	/* The next of the order's samples: 32 are done, eight of each rank. */
-	assert_int_equal(ddp_sampler_create(64, 4, 2, 0, true, DDP_TAIL_PAD, &sampler), DDP_OK);
-	const int64_t *indices = ddp_sampler_indices(sampler, &count);
-	assert_memory_equal(batch.data, indices + 8, 2 * sizeof(*indices));
-	ddp_sampler_free(sampler);
-	ddp_loader_free(one);
-	ddp_loader_free(four);
-	ddp_loader_free(other);
-}
-
 enum { STRETCH_SAMPLES = 101, STRETCH_EPOCHS = 4 };
 typedef int seen_samples[STRETCH_EPOCHS + 1][STRETCH_SAMPLES];
 
@@ -425,23 +351,6 @@ TEST(free_does_not_wait_for_batches_nobody_asked_for)
 	ddp_loader_free(loader);
 	assert_true(numbers.reads >= 4 && numbers.reads <= 4 * 4);
 	ddp_loader_free(NULL);
-}
-
-TEST(slow_reader_and_slow_caller_agree)
-{
-	struct numbers numbers = { .broken = -1, .pause_us = 20 };
-	ddp_loader *loader = make(&numbers, 4000, 0, 1,
-	                          (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .sequential = true, .prefetch = 1 });
-	ddp_batch batch;
-
-	for (int64_t b = 0; b < 100; b++) {
-		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
-		if (b % 7 == 0)
-			usleep(500);
-		for (int64_t i = 0; i < 4; i++)
-			assert_int_equal(((const int64_t *)batch.data)[i], 4 * b + i);
-	}
-	ddp_loader_free(loader);
 }
 
 TEST(program_says_why_it_cannot_read)

@@ -271,41 +271,6 @@ TEST(adafactor_keeps_rows_and_columns)
 	tear_down(&f);
 }
 
-/* Newton-Schulz comes to a matrix whose singular values are near 1, whatever its shape. */
-TEST(muon_steps_are_nearly_orthogonal)
-{
-	enum { SIDE = 40, LONG = 100 };
-	const ddp_model_options options = { .optimizer = DDP_MUON, .momentum = 0, .muon.iterations = 5 };
-	const ddp_update update = { .learning_rate = 1, .grad_scale = 1, .step = 1 };
-	static float param[SIDE * LONG + 16], grad[SIDE * LONG + 16];
-
-	for (int tall = 0; tall < 2; tall++) {
-		const ddp_param matrix = { .name = "m", .ndim = 2, .shape = { tall ? LONG : SIDE, tall ? SIDE : LONG } };
-		ddp_layout layout;
-		ddp_optim optim;
-
-		assert_int_equal(ddp_layout_make(&matrix, 1, &layout), DDP_OK);
-		assert_int_equal(ddp_optim_make(&options, &layout, false, &optim), DDP_OK);
-		memset(param, 0, sizeof(param));
-		for (int i = 0; i < SIDE * LONG; i++)
-			grad[i] = sinf((float)(i * i % 1013));
-		ddp_optim_apply(&optim, &update, param, grad, 0, layout.elements, 0);
-		const float rate = tall ? sqrtf((float)LONG / SIDE) : 1;
-		const int along = tall ? SIDE : 1, down = tall ? 1 : LONG;
-		for (int i = 0; i < SIDE; i++) {
-			double own = 0, next = 0;
-			for (int k = 0; k < LONG; k++) {
-				own += param[i * down + k * along] * param[i * down + k * along];
-				next += param[i * down + k * along] * param[(i + 1) % SIDE * down + k * along];
-			}
-			assert_true(own > 0.4 * rate * rate && own < 1.6 * rate * rate);
-			assert_true(fabs(next) < 0.4 * rate * rate);
-		}
-		ddp_optim_free(&optim);
-		ddp_layout_free(&layout);
-	}
-}
-
 TEST(muon_leaves_to_adamw_what_is_no_matrix_to_it)
 {
 	const ddp_param_group group = { .learning_rate_factor = 1, .weight_decay = 0.1, .adamw = true };

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -113,13 +112,6 @@ TEST_WITH(directory_is_made_and_the_last_ones_are_kept, start_empty, NULL)
 	assert_string_equal(listing(), "step-00000040.safetensors step-00000050.safetensors ");
 	assert_int_equal(taken(dir), 50);
 	assert_string_equal(warnings, "");
-}
-
-TEST_WITH(same_step_is_replaced, start_empty, NULL)
-{
-	assert_int_equal(write_step(10, 3), DDP_OK);
-	assert_int_equal(write_step(10, 3), DDP_OK);
-	assert_string_equal(listing(), "step-00000010.safetensors ");
 }
 
 TEST_WITH(other_files_stay_and_later_steps_are_set_aside, start_empty, NULL)
@@ -299,36 +291,6 @@ TEST_WITH(directory_of_broken_files_only_is_an_error, start_empty, NULL)
 	touch("step-00000010.safetensors", "cut");
 	assert_int_equal(ddp_store_open(dir, NULL, &file, &found), DDP_ERR_FORMAT);
 	assert_non_null(strstr(ddp_last_error(), "none of its 1 checkpoints"));
-}
-
-TEST_WITH(absent_directory_holds_none_but_an_absent_file_is_an_error, start_empty, NULL)
-{
-	ddp_safetensors file;
-	char path[256];
-	bool found;
-
-	assert_int_equal(taken(dir), -1);
-	path_in(path, sizeof(path), "step-00000010.safetensors");
-	assert_int_equal(ddp_store_open(path, NULL, &file, &found), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), path));
-	assert_int_equal(write_step(10, 3), DDP_OK);
-	assert_int_equal(taken(path), 10);
-}
-
-TEST_WITH(full_disk_leaves_the_old_checkpoint_and_nothing_else, start_empty, NULL)
-{
-	struct rlimit before, small;
-
-	assert_int_equal(write_step(10, 1), DDP_OK);
-	assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
-	small = (struct rlimit){ .rlim_cur = 100, .rlim_max = before.rlim_max };
-	signal(SIGXFSZ, SIG_IGN);
-	assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-	ddp_status status = write_step(20, 1);
-	assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
-	assert_int_equal(status, DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "File too large"));
-	assert_string_equal(listing(), "step-00000010.safetensors ");
 }
 
 TEST_WITH(path_through_a_file_is_an_error, start_empty, NULL)

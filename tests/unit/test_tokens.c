@@ -101,28 +101,6 @@ TEST(shorts_and_llmc_files_are_unsigned)
 	ddp_dataset_close(&dataset);
 }
 
-TEST(parts_do_not_overlap)
-{
-	ddp_dataset train, check;
-	unsigned char text[100];
-	int32_t sample[10];
-
-	for (int i = 0; i < 100; i++)
-		text[i] = (unsigned char)i;
-	write_file(text, sizeof(text));
-	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_BYTES, 9, 0, 0.9, &train), DDP_OK);
-	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_BYTES, 9, 0.9, 1, &check), DDP_OK);
-	assert_int_equal(train.size, 9);
-	assert_int_equal(check.size, 1);
-	train.read(train.self, 8, sample);
-	assert_int_equal(sample[9], 81);
-	check.read(check.self, 0, sample);
-	assert_int_equal(sample[0], 90);
-	assert_int_equal(sample[9], 99);
-	ddp_dataset_close(&train);
-	ddp_dataset_close(&check);
-}
-
 TEST(broken_files_are_told_apart)
 {
 	unsigned char raw[7] = { 0 };

@@ -902,14 +902,6 @@ TEST(phases_are_timed_and_traced)
 	rmdir(in_dir("t"));
 }
 
-TEST(every_phase_has_a_name)
-{
-	assert_string_equal(ddp_phase_name(DDP_PHASE_IDLE), "idle");
-	for (int p = DDP_PHASE_IDLE; p <= DDP_PHASE_EVAL; p++)
-		assert_string_not_equal(ddp_phase_name((ddp_phase)p), "unknown");
-	assert_string_equal(ddp_phase_name((ddp_phase)99), "unknown");
-}
-
 int main(void)
 {
 	return test_run(make_dir, remove_dir);
