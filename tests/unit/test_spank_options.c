@@ -388,19 +388,6 @@ TEST(nccl_net_takes_one_path)
 	assert_non_null(strstr(error.text, "'nccl-net'"));
 }
 
-TEST(later_list_starts_from_the_defaults_it_is_given)
-{
-	struct settings first = defaults(), second = defaults();
-	struct error error;
-
-	assert_true(user_list_read(&first, "port=30000,verbose", 0, &error));
-	assert_true(option_given(&first, "port"));
-	assert_true(user_list_read(&second, "omp=1", 0, &error));
-	assert_false(option_given(&second, "port"));
-	assert_true(option_given(&second, "omp"));
-	assert_false(second.verbose);
-}
-
 TEST(site_gives_defaults_and_locks_keys)
 {
 	char *words[] = { "port=25000-25999", "addr-suffix=-ib", "omp=keep", "locked=port,addr-suffix" };
@@ -556,16 +543,6 @@ TEST(spares_of_a_user_count_more_than_on_failure_of_a_site)
 		assert_false(user_list_read(&settings, list, 0, &error));
 		assert_non_null(strstr(error.text, cases[i].error));
 	}
-}
-
-TEST(empty_site_line_is_the_built_in_defaults)
-{
-	struct settings base = defaults();
-	struct site site;
-	struct error error;
-
-	assert_true(site_parse(&site, 0, NULL, &error));
-	assert_memory_equal(&site.defaults, &base, sizeof(base));
 }
 
 static struct request request_of(const char *site_word)
