@@ -264,8 +264,6 @@ TEST_WITH(wire_is_that_of_release_0_2, NULL, end_relay)
 	}
 }
 
-static int connect_to(uint16_t port);
-
 /* More connections than srun has places, all held and silent: a node gets through
    without a delay, and srun says its sentence and no other. */
 TEST_WITH(held_connections_keep_nobody_waiting, NULL, end_relay)
@@ -276,7 +274,7 @@ TEST_WITH(held_connections_keep_nobody_waiting, NULL, end_relay)
 	uint64_t start;
 
 	for (int i = 0; i < HELD; i++) {
-		held[i] = connect_to(relay.port);
+		held[i] = connect_here(relay.port);
 		if (i % 2 == 0)
 			send_bytes(held[i], "x", 1);
 	}
@@ -323,34 +321,23 @@ TEST_WITH(who_has_another_secret_is_neither_heard_nor_answered, NULL, end_relay)
 	assert_int_equal(atomic_load(&times_said), 0);
 }
 
-static int connect_to(uint16_t port)
-{
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port),
-	                               .sin_addr = { htonl(INADDR_LOOPBACK) } };
-	int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-	assert_true(fd >= 0);
-	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-	return fd;
-}
-
 /* Silent, short, long and changed messages; the one that follows gets through. */
 TEST_WITH(garbage_keeps_nobody_out, NULL, end_relay)
 {
 	struct relay relay = open_relay(LONG_MS);
 	struct relay_message message = { .text = "changed" };
 	unsigned char garbage[5000], answer;
-	int silent = connect_to(relay.port), fd;
+	int silent = connect_here(relay.port), fd;
 
 	memset(garbage, 0xa5, sizeof(garbage));
 	for (size_t bytes = 1; bytes <= sizeof(garbage); bytes = bytes * 3 + 1) {
-		fd = connect_to(relay.port);
+		fd = connect_here(relay.port);
 		send_bytes(fd, garbage, bytes);
 		close(fd);
 	}
 	relay_sign(&relay, &message, message.tag);
 	message.text[0] = 'C';
-	fd = connect_to(relay.port);
+	fd = connect_here(relay.port);
 	assert_true(send_bytes(fd, &message, sizeof(message)));
 	assert_true(recv(fd, &answer, 1, 0) <= 0);
 	close(fd);
