@@ -897,21 +897,6 @@ TEST(survivors_end_if_others_cannot_join)
 	end();
 }
 
-TEST(hearsay_waits_for_the_node)
-{
-	begin(3, 2, 3, 1, 0);
-	lose_power(1);
-	pass(3000);
-	hearsay("rank 2 of 4 was lost; rank 0 of 4 gave up");
-	assert_string_equal(world.said, "");
-	pass(2000);
-	assert_string_equal(world.said, "");
-	silent(1);
-	expect_said(SILENT("n1", "2-3") "; restart 1 of 3: n2 takes the place of n1 (0 spares left)\n");
-	assert_int_equal(world.begun, 2);
-	expect_success();
-}
-
 TEST(two_failures_at_once_are_one_restart)
 {
 	begin(4, 2, 3, 2, 0);
