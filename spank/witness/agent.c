@@ -367,7 +367,8 @@ static bool child_stays(void)
 	return self.child != 0 && atomic_load(&self.own->stays);
 }
 
-/* The signals that a spare got, also those that it has not taken yet, were for the ranks of the generation that ends. */
+/* The signals that a spare got, also those that it has not taken yet, were for the ranks of the generation that
+   ends. */
 static void forget_signals_of_spare(void)
 {
 	if (!atomic_load(&self.own->spare))

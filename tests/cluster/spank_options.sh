@@ -14,7 +14,7 @@ done
 # refused COMMAND-NAME LIST NAMED COMMAND...
 refused()
 {
-	local list=$2 named=$3 name="$1 --ddp=$2 is refused"
+	local named=$3 name="$1 --ddp=$2 is refused"
 	shift 3
 	capture as_user "$@"
 	if [ "$status" != 0 ] && [ "$status" != 124 ] && grep -qF -- "$named" <<<"$output"; then ok "$name"
