@@ -367,6 +367,17 @@ static bool child_stays(void)
 	return self.child != 0 && atomic_load(&self.own->stays);
 }
 
+/* The signals that a spare got, also those that it has not taken yet, were for the ranks of the generation that
+   ends. */
+static void forget_signals_of_spare(void)
+{
+	if (!atomic_load(&self.own->spare))
+		return;
+	while (wait_for_signal(0))
+		continue;
+	self.owed = 0;
+}
+
 /* Begins a generation. True in its child. */
 static bool fork_program(uint32_t generation)
 {
@@ -458,6 +469,7 @@ uint32_t agent_serve(void)
 			continue;
 		}
 		if (order == AGENTS_KEEP && atomic_load(&self.own->kept) < generation) {
+			forget_signals_of_spare();
 			if (!child_stays())
 				end_all();
 			atomic_store(&self.own->kept, generation);
@@ -465,9 +477,7 @@ uint32_t agent_serve(void)
 			continue;
 		}
 		if (order == AGENTS_END && atomic_load(&self.own->clear) < generation) {
-			/* The signals that a spare got were for the ranks of that generation. */
-			if (atomic_load(&self.own->spare))
-				self.owed = 0;
+			forget_signals_of_spare();
 			end_all();
 			atomic_store(&self.own->clear, generation);
 			agents_give_news(self.agents);

@@ -50,24 +50,4 @@ on_cluster scancel --user 65534
 if wait_until 20 sh -c '! kill -0 '$waiting; then ok "scancel ends a job's srun"
 else not_ok "scancel ends a job's srun"; kill $waiting; fi
 
-# ---- the tests' own tools ------------------------------------------------------------
-
-limit=2
-capture as_user srun -N2 --ntasks-per-node=1 perl -e 'sleep 1000'
-unset limit
-status_is 124 "a command that does not end is ended"
-hung=$(echo "$work"/hung/*)
-output=$(cat "$hung"/squeuel "$hung"/processes "$hung"/log)
-prints 'perl +nobody' "and what the cluster did is kept: its jobs"
-prints '[0-9] +perl -e sleep' "and processes"
-if command -v gdb >/dev/null; then
-	for program in srun slurmstepd slurmd slurmctld perl; do
-		output=$(cat "$hung"/stack.$program.*)
-		prints '^#[0-9]+ .* in .*\(' "and the stack of $program"
-	done
-else
-	skip "and stacks" "there is no gdb"
-fi
-rm -rf "$work/hung"
-
 done_testing

@@ -91,17 +91,6 @@ fi
 
 # Each is told its rank by the plugin's variables alone, and prints what it makes of
 # them, and what the ranks add up to.
-cat >"$work/train_accelerate.py" <<'END'
-import os
-import torch
-from accelerate import Accelerator
-
-accelerator = Accelerator(cpu=True)
-total = accelerator.reduce(torch.tensor([accelerator.process_index + 1.0]), "sum").item()
-os.write(1, b"accelerate: process %d of %d, local %d, sum %d\n" % (accelerator.process_index,
-      accelerator.num_processes, accelerator.local_process_index, total))
-accelerator.end_training()
-END
 cat >"$work/train_trainer.py" <<'END'
 import os
 import sys
@@ -163,15 +152,6 @@ chmod 644 "$work"/train_*.py
 # Two ranks a node; programs of PyTorch on CPUs say so by their own variables.
 ranks=(srun --ddp -N2 --ntasks-per-node=2 --cpus-per-task=1)
 
-if find_python accelerate; then
-	capture as_user env ACCELERATE_USE_CPU=true "${ranks[@]}" "$work/bin/python" "$work/train_accelerate.py"
-	status_is 0 "accelerate finds its ranks"
-	for rank in 0 1 2 3; do
-		prints "^accelerate: process $rank of 4, local $((rank % 2)), sum 10$" "accelerate: process $rank adds up"
-	done
-else
-	skip "accelerate" "there is no Python with accelerate"
-fi
 if find_python transformers accelerate; then
 	mkdir -m 1777 "$work/trainer"
 	capture as_user env HOME="$work" ACCELERATE_USE_CPU=true "${ranks[@]}" "$work/bin/python" \

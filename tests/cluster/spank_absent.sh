@@ -172,33 +172,6 @@ for line in optional required; do
 	[ $line = optional ] || on_node n2 umount "$cluster/plugstack.conf"
 done
 
-# A plugin that was built for another release: one that never was, next to the
-# one whose headers these are, so that the same source suits them.
-header=/usr/include/slurm/slurm_version.h
-number=$(sed -n 's/^#define[[:space:]]*SLURM_VERSION_NUMBER[[:space:]]*\(0x[0-9a-f]*\).*/\1/p' "$header")
-number=$(printf '0x%06x' $(((number & 0xffff00) + 0x100)))
-release="$((number >> 16))\.0?$((number >> 8 & 255))\.0"
-if ((number < 0x160600)); then
-	skip "a plugin of another release" "SLURM 21.08 takes it for one of its own"
-else
-	mkdir -p "$work/include/slurm"
-	cp /usr/include/slurm/*.h "$work/include/slurm/"
-	sed -i -E 's/(define[[:space:]]+SLURM_VERSION_NUMBER[[:space:]]+).*/\1'"$number/" "$work/include/slurm/slurm_version.h"
-	check "the plugin builds for another release" plugin_of_release "$work/include" "$work/other.so"
-	printf 'optional %s\n' "$work/other.so" >"$work/other.conf"
-	on_node n2 mount --bind "$work/other.conf" "$cluster/plugstack.conf"
-	capture as_user srun --ddp -w n2 -n1 sh -c 'echo "RANK=$RANK"'
-	prints '^RANK=srun --ddp was asked for, but the plugin spank_ddp is absent on this node$' \
-		"a node with a plugin of another release is one without"
-	capture batch_job -w n2 -o /dev/null --wrap true
-	status_is 0 "and other jobs run there"
-	on_node n2 umount "$cluster/plugstack.conf"
-	sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/other.conf|" "$cluster/slurm.conf" >"$work/slurm.conf"
-	capture as_user env SLURM_CONF="$work/slurm.conf" srun --ddp -n1 true
-	fails_without_hanging "srun with a plugin of another release refuses --ddp"
-	prints "[Ii]ncompatible.*$release" "and the message gives its version"
-fi
-
 capture "$source/slurm/cluster" status --dir "$cluster"
 prints_not 'drain|down|fail' "no node was drained"
 

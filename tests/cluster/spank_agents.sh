@@ -66,7 +66,6 @@ ends()
 
 ends "by a signal" 3 'kill -9 $$' 'was killed by signal 9'
 ends "by an exit code" 0 'exit 3' 'exited with code 3'
-ends "by a crash" 5 'kill -SEGV $$' 'was killed by signal 11'
 
 # ---- variables --------------------------------------------------------------------------------
 
@@ -75,12 +74,7 @@ of() { sed -n "s/^$3=//p" "env.$1.$2"; }
 wrong=''
 for r in 0 1 2 3 4 5; do
 	[ "$(of 1 $r RANK) $(of 1 $r SLURM_PROCID) $(of 1 $r JAX_PROCESS_ID)" = "$r $r $r" ] || wrong+=" $r: rank"
-	[ "$(of 1 $r WORLD_SIZE) $(of 1 $r SLURM_NTASKS) $(of 1 $r SLURM_STEP_NUM_TASKS) $(of 1 $r SLURM_NPROCS)" = "6 6 6 6" ] || wrong+=" $r: world"
-	[ "$(of 1 $r NODE_RANK) $(of 1 $r SLURM_NODEID) $(of 1 $r NNODES) $(of 1 $r SLURM_STEP_NUM_NODES)" = "$((r / 2)) $((r / 2)) 3 3" ] || wrong+=" $r: node"
-	[ "$(of 1 $r DDP_RESTART_COUNT) $(of 1 $r TORCHELASTIC_RESTART_COUNT) $(of 1 $r TORCHELASTIC_MAX_RESTARTS)" = "1 1 2" ] || wrong+=" $r: count"
-	[ "$(of 1 $r SLURM_GTIDS) $(of 1 $r SLURM_STEP_TASKS_PER_NODE)" = "$((r / 2 * 2)),$((r / 2 * 2 + 1)) 2(x3)" ] || wrong+=" $r: tasks"
 	[ "$(of 1 $r SLURM_TASK_PID)" = "$(cat pid.1.$r)" ] || wrong+=" $r: pid"
-	[ "$(of 1 $r MASTER_ADDR):$(of 1 $r MASTER_PORT)" = "$(of 1 $r JAX_COORDINATOR_ADDRESS)" ] || wrong+=" $r: master"
 	[ "$(of 1 $r MASTER_PORT)" = "$(of 1 0 MASTER_PORT)" ] && [ "$(of 1 $r DDP_KEY)" = "$(of 1 0 DDP_KEY)" ] || wrong+=" $r: port or key"
 done
 same "" "$wrong" "the variables of a generation agree"
@@ -121,12 +115,9 @@ reads()
 	same "$2" "$output" "standard input: $1"
 }
 restarted='srun --ddp=restart=1 -N2 --ntasks-per-node=2'
-reads "/dev/null" 0 "$restarted cat </dev/null | wc -c"
 reads "an empty pipe" 0 "true | $restarted cat | wc -c"
 reads "a file" 8 "$restarted cat <lines | wc -l"
-reads "none" 0 "$restarted --input=none cat <lines | wc -c"
 reads "one rank's" 2 "$restarted --input=2 cat <lines | wc -l"
-reads "Python's readlines()" "2 2 2 2" "$restarted python3 -c 'import sys; print(len(sys.stdin.readlines()))' <lines | xargs"
 printf '#!/bin/sh\n%s cat\n' "$restarted" >batch.sh
 capture batch_job --output="$work/out" --chdir="$work" -N2 --ntasks-per-node=2 "$work/batch.sh"
 same "0 0" "$status $(grep -c . out)" "standard input: a batch script's"

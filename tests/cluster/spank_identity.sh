@@ -62,10 +62,7 @@ placed "n0 n1 n2 n0 n1 n2 n0" "in turn"
 laid_out 9 3 "plane distribution" --exclusive -N3 -n9 -m plane=2
 placed "n0 n0 n1 n1 n2 n2 n0 n0 n1" "by planes of two"
 laid_out 7 3 "a node with most of the tasks" -N3 -n7 --cpus-per-task=1
-laid_out 24 4 "many tasks" -N4 -n24
-laid_out 3 2 "no count but tasks per node" -N2 -n3 --ntasks-per-node=2
 laid_out 2 2 "a part of the nodes, not the first" -w n2,n3
-laid_out 4 2 "cpus per task" -N2 -n4 -c2
 
 printf 'n2\nn0\nn2\nn1\n' >"$work/hosts"
 capture as_user env SLURM_HOSTFILE="$work/hosts" srun --ddp -n4 -m arbitrary "$work/who"
@@ -227,17 +224,13 @@ differ()
 	prints_not '^who' "and runs nothing"
 }
 differ "srun --ddp a : --ddp=off b" '' off srun --ddp -N1 -n1 "$work/who" : --ddp=off -N1 -n1 "$work/who"
-differ "other keys in another component" timeout=11 timeout=22 srun --ddp=timeout=11 -N1 -n1 "$work/who" : --ddp=timeout=22 -N1 -n1 "$work/who"
 differ "a key in one component of a job with --ddp" timeout=11 '' \
 	salloc -N2 -n2 --ddp srun --ddp=timeout=11 -N1 -n1 "$work/who" : -N1 -n1 "$work/who"
-differ "components of a job" '' off salloc -N1 -n1 --ddp : --ddp=off -N1 -n1 "$work/who"
 # script NAME LIST LIST: a batch script of two components with these lines
 script() { printf '#!/bin/sh\n#SBATCH -N1 %s\n#SBATCH hetjob\n#SBATCH -N1 %s\n' "$2" "$3" >"$work/$1" && chmod 755 "$work/$1"; }
 script off --ddp --ddp=off
-script keys --ddp=timeout=11 --ddp=timeout=22
 script later '' --ddp
 differ "components of a batch script" '' off sbatch "$work/off"
-differ "other keys in a batch script" timeout=11 timeout=22 sbatch "$work/keys"
 later="only component 1 has --ddp='': give it to the first one"
 capture as_user sbatch "$work/later"
 fails_without_hanging "sbatch refuses a list of a later component only, of which no step would hear"

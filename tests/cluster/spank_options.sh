@@ -14,7 +14,7 @@ done
 # refused COMMAND-NAME LIST NAMED COMMAND...
 refused()
 {
-	local list=$2 named=$3 name="$1 --ddp=$2 is refused"
+	local named=$3 name="$1 --ddp=$2 is refused"
 	shift 3
 	capture as_user "$@"
 	if [ "$status" != 0 ] && [ "$status" != 124 ] && grep -qF -- "$named" <<<"$output"; then ok "$name"
@@ -24,12 +24,6 @@ printf '#!/bin/sh\ntrue\n' >"$work/script"
 refused srun prot=1 "unknown key 'prot'" srun --ddp=prot=1 true
 refused sbatch prot=1 "unknown key 'prot'" sbatch --ddp=prot=1 "$work/script"
 refused salloc prot=1 "unknown key 'prot'" salloc --ddp=prot=1 true
-for list in port=22 port= addr=10.0.0.1 omp=2 gpu=yes bucket-mb=0 timeout=5m on-failure=maybe verbose=1 trace \
-	'addr-suffix=;id'; do
-	refused srun "$list" "key '${list%%=*}'" srun "--ddp=$list" true
-done
-refused srun verbose,,check empty srun --ddp=verbose,,check true
-refused srun verbose,verbose "given twice" srun --ddp=verbose,verbose true
 capture as_user env SLURM_SPANK__SLURM_SPANK_OPTION_spank_ddp_ddp=prot=1 srun true
 status_is_not 0 "a malformed inherited list is refused, too"
 prints "unknown key 'prot'" "by name"
@@ -41,10 +35,8 @@ prints_times 4 '^rank [0-3]/4  local [01]/[12]  node [0-2]/3 n[0-2]  master n0:[
 	"and prints a row for each task"
 prints_not '^([^r]|r[^a])' "and nothing else"
 wanted=$(for rank in 0 3 6 9 12 1 4 7 10 13 2 5 8 11; do echo "rank $rank node $((rank % 3))"; done)
-for round in 1 2 3; do
-	got=$(as_user srun --exclusive --ddp=check -N3 -n14 -m cyclic true 2>/dev/null | sed -n 's/^\(rank\) *\([0-9]*\).*  \(node\) *\([0-9]*\).*/\1 \2 \3 \4/p')
-	same "$wanted" "$got" "by node and rank on stdout, round $round"
-done
+got=$(as_user srun --exclusive --ddp=check -N3 -n14 -m cyclic true 2>/dev/null | sed -n 's/^\(rank\) *\([0-9]*\).*  \(node\) *\([0-9]*\).*/\1 \2 \3 \4/p')
+same "$wanted" "$got" "by node and rank on stdout"
 as_user srun --ddp=check -N3 -n4 true >"$work/table"
 same 4 "$(grep -c ^rank "$work/table")" "into a file, too"
 capture as_user srun --ddp=check=json,timeout=90 -N3 -n4 sh -c "touch $work/ran"
@@ -65,15 +57,6 @@ if [ ! -e "$work/ran" ]; then ok "and runs nothing"; else not_ok "and runs nothi
 
 capture as_user srun --ddp=verbose -N2 -n2 true
 prints_times 2 'ddp: rank [01]/2  local 0/1 ' "verbose shows the rows and runs the program"
-
-capture as_user srun --ddp=launcher -N3 --ntasks-per-node=1 env
-prints_times 3 '^PET_NNODES=3$' "launcher gives PET_NNODES"
-prints_times 1 '^PET_NODE_RANK=2$' "and PET_NODE_RANK"
-prints_times 3 '^PET_MASTER_ADDR=n0$' "and PET_MASTER_ADDR"
-prints_not '^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|OMP_NUM_THREADS)=' "and no RANK"
-capture as_user srun --ddp=launcher -N2 -n4 true
-fails_without_hanging "launcher with two tasks to a node is refused"
-prints 'launcher is for one torchrun per node.*--ntasks-per-node=1' "with what to do"
 
 capture as_user srun --ddp=addr=ip -N2 -n2 printenv MASTER_ADDR
 prints_times 2 '^198\.18\.0\.1$' "addr=ip gives the address of rank 0's node"
@@ -116,10 +99,6 @@ trap - EXIT
 fails_without_hanging "without it"
 prints 'on n1: MASTER_ADDR n0 (does|did) not resolve.*addr=ip' "the message says what to do"
 
-capture as_user env OMP_NUM_THREADS=64 srun --ddp -N1 -n1 printenv OMP_NUM_THREADS
-prints '^64$' "a caller's OMP_NUM_THREADS stays"
-capture as_user env OMP_NUM_THREADS=64 srun --ddp=omp=1 -N1 -n1 printenv OMP_NUM_THREADS
-prints '^1$' "unless omp= is given"
 capture as_user srun --ddp -N1 -n2 -c3 printenv OMP_NUM_THREADS
 prints_times 2 '^3$' "cpus per task become threads"
 # Since 22.05 a step does not inherit its job's --cpus-per-task.
@@ -128,8 +107,6 @@ mkdir -m 777 "$work/batch"
 capture batch_job -D "$work/batch" -o out "$work/cpus"
 output=$(tr '\n' ' ' <"$work/batch/out")
 same "3 3 2 2 " "$output" "whatever a step takes over from its job, its threads are its CPUs"
-capture as_user srun --ddp=omp=keep -N1 -n1 env
-prints_not '^OMP_NUM_THREADS=' "omp=keep sets none"
 
 # Ports: rank 0's node tries the one that is to be used.
 on_node n0 /usr/bin/python3 -c 'import socket, sys, time
@@ -179,21 +156,6 @@ same "1 1" "$(for node in n0 n1; do grep -cE "ddp: step $step: 2 ranks from . to
 	"each node's log has a line about the step"
 output=$(cat "$cluster/log/n1.slurmd.log")
 prints "ddp: step $step: 2 ranks from 2 to 3 of 4 on n1: rank 3 exited with code 7; plugin" "with how it failed"
-
-# The key: the same in all tasks, new in each step, and nobody else's to read.
-capture as_user srun --ddp -N2 -n4 printenv DDP_KEY
-same 1 "$(grep -cE '^step:[0-9a-f]{64}$' <(sort -u <<<"$output"))" "one key in a step"
-first=$output
-capture as_user srun --ddp -N2 -n4 printenv DDP_KEY
-if [ "$first" != "$output" ]; then ok "another in the next"; else not_ok "another in the next"; fi
-as_user srun --ddp -w n0 sh -c "echo \$\$ >$work/pid; sleep 1000" &
-holder=$!
-wait_until 10 test -s "$work/pid"
-capture on_node n0 sh -c 'for e in /proc/[0-9]*/environ; do
-	tr "\0" "\n" <$e 2>/dev/null | grep -q ^DDP_KEY && stat -c %a:%u $e; done; true'
-prints '^400:65534$' "the kernel shows the task's environment to its user only"
-prints_not ':0$' "and no process of root holds the key"
-kill $holder 2>/dev/null; on_cluster scancel --user 65534; wait $holder 2>/dev/null
 
 capture "$source/slurm/cluster" status --dir "$cluster"
 prints_not 'drain|down|fail' "no node was drained"

@@ -57,13 +57,6 @@ finish
 prints '^srun gave 0$' "and succeeds"
 prints_times 1 'ddp: the job is' "a success is no reason to requeue it, nor to say anything"
 
-start often 'exit 75' --ddp=requeue=1
-comes_again "code 75 asks for another run"
-check "it runs again" runs_again "$job" "$out" 'run 1'
-finish
-prints 'ddp: the job is not requeued: it was requeued 1 time before \(requeue=1\)' "but not more often than N times"
-prints '^srun gave 75$' "the script then sees the program's code"
-
 start at-once 'exit 9' --ddp=requeue=5 --comment='mine, and stays'
 comes_again "a job that fails at once is requeued"
 check "it runs again" runs_again "$job" "$out" 'run 1'
@@ -132,13 +125,6 @@ comes_again "a job that is told to stop is requeued"
 prints_times 2 '^rank [01] saved' "its ranks save before"
 prints 'ddp: the job is requeued \(1 of 2\): the step was asked to stop, and ended with code 75' "and why is said"
 on_cluster scancel "$job"
-
-start stopped-fine "$(saves 0)" --ddp=requeue=2
-both_up stopped-fine
-on_cluster scancel --signal=TERM "$job"
-finish
-prints '^srun gave 0$' "a stop that ends with code 0 is a success"
-prints_not 'requeue' "the job does not come again"
 
 start cancelled "$(saves 75)" --ddp=requeue=2
 both_up cancelled

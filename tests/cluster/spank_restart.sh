@@ -20,23 +20,6 @@ status_is 0 "failures during a restart: the step ends well"
 prints_times 2 "$line" "failures during a restart: each generation fails once"
 
 afresh
-for g in 0 1 2; do on_rank $g 3 'exit 7'; done
-begin --ddp=restart=2 -N2 --ntasks-per-node=2
-ended
-status_is 7 "restarts used up: the failure's code"
-prints 'rank 3 of 4 on n1 exited with code 7 .*; it is the same rank as last time; all restarts of restart=2 are used up' "restarts used up: it is said, and that the failure repeats"
-prints_times 2 "$line" "restarts used up: two restarts"
-
-afresh
-on_rank 0 2 'exit 7'
-on_rank 1 3 'exit 7'
-begin --ddp=restart=5,spare=1 -N3 --ntasks-per-node=2
-up 2 4
-finish
-status_is 0 "the same node twice: the step ends well"
-prints 'restart 2 of 5: n2 takes the place of n1 \(0 spares left\)' "the same node twice: it is replaced"
-
-afresh
 rm -f port listens fail
 on_rank 0 0 'echo $MASTER_PORT >port'
 on_rank 0 3 'until [ -e fail ]; do sleep 0.05; done; exit 7'
@@ -65,23 +48,6 @@ ended
 status_is 2 "a program that is missing: its code"
 prints 'ddp: rank [0-3] of 4 .*; no restart, as SLURM could not start the program$' "a program that is missing: it is said why"
 prints_not "$line" "a program that is missing: no restart"
-
-afresh
-on_rank 0 1 'exit 0'
-on_rank 0 2 'sleep 1; exit 7'
-begin --ddp=restart=5 -N2 --ntasks-per-node=2
-ended
-status_is 7 "an early good end: a later failure ends the step"
-prints 'rank 2 of 4 .*; no restart, as rank 1 of 4 had ended with code 0' "an early good end: it is said why"
-
-afresh
-begin --ddp=restart=5 -N2 --ntasks-per-node=2
-up 0 4
-on_node n1 pkill -9 -n -x ddp-agent
-ended 60
-status_is_not 0 "a lost agent without a spare: the step fails"
-prints 'no spare is left' "a lost agent without a spare: it is said"
-restored 1
 
 # ---- ends that are wanted ---------------------------------------------------------------------
 
@@ -176,15 +142,6 @@ wait_until 60 idle
 rm -f fail
 
 # ---- allocations ------------------------------------------------------------------------------
-
-afresh
-on_rank 0 3 'exit 7'
-(as_user salloc -N2 --ntasks-per-node=2 --ddp=restart=3 srun bash ./rank.sh >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
-step=$!
-up 1 4
-finish
-status_is 0 "salloc: the step ends well"
-prints_times 1 "$line" "salloc: it was restarted"
 
 afresh
 on_rank 0 3 'exit 7'

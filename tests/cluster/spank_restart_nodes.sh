@@ -77,18 +77,6 @@ prints_times 1 "$line" "a node that is back: it was replaced once"
 on_node n1 sysctl -qw net.ipv4.tcp_orphan_retries=0
 restored 1
 
-afresh
-begin --ddp=restart=3,min-nodes=2,silence=3 -w "n[0-2]" --ntasks-per-node=2
-up 0 6
-power_off 1
-up 1 4
-finish
-status_is 0 "min-nodes: the step ends well with fewer nodes"
-prints 'node n1 has been silent.*; restart 1 of 3: the step goes on with 2 of 3 nodes$' "min-nodes: the line says so"
-same "n0 n0 n2 n2" "$(places 1 0 1 2 3)" "min-nodes: ranks are counted anew"
-same "n2 4 1 n0,n2" "$(cat place.1.2)" "min-nodes: and so are all variables"
-restored 1
-
 # ---- in an allocation -------------------------------------------------------------------------
 
 # SLURM would keep the step, and the nodes for it: srun takes the lost nodes out of the job before the last slurmstepd ends.

@@ -33,6 +33,9 @@ prints_not "${key#step:}" "nor does a command line"
 daemon=$(id -u daemon 2>/dev/null || echo 1)
 capture on_node n0 setpriv --reuid="$daemon" --regid="$daemon" --clear-groups cat "/proc/$pid/environ"
 prints 'Permission denied' "another user cannot read the task's environment"
+capture on_node n0 sh -c 'for e in /proc/[0-9]*/environ; do
+	tr "\0" "\n" <$e 2>/dev/null | grep -q ^DDP_KEY && stat -c %u $e; done; true'
+prints_not '^0$' "and no process of root holds the key"
 capture on_node n0 setpriv --reuid="$daemon" --regid="$daemon" --clear-groups ls "/proc/$pid/fd"
 prints 'Permission denied' "nor reach its descriptors"
 capture on_node n0 sh -c "for f in /proc/$pid/fd/*; do echo \"\$(readlink \$f) \$(stat -L -c %a \$f)\"; done"

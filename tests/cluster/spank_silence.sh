@@ -120,25 +120,6 @@ prints_times 1 'ddp: node n1 \(rank 1\) has been silent for 3\.[0-9] s' "it name
 prints '^next 0$' "and the next step of the job starts"
 power_on n1
 
-cat >"$cluster/work/job" <<END
-#!/bin/sh
-srun --ddp=silence=2 sh -c '$(sleeps 1000)'
-echo code \$?
-srun -N2 -n2 hostname
-echo next \$?
-END
-chmod 755 "$cluster/work/job"
-rm -f "$cluster/work/job.out"
-start 3 sh -c "$until_ended" batch_job -N3 -n3 -o "$cluster/work/job.out" "$cluster/work/job"
-power_off n2
-finish
-# shellcheck disable=SC2034 # prints looks at it
-output=$(<"$cluster/work/job.out")
-prints_times 1 'ddp: node n2 .*has been silent' "sbatch, power of n2: srun names it"
-prints '^code 1$' "it ends with 1"
-prints '^next 0$' "and the script's next step starts"
-power_on n2
-
 start 3 salloc --no-kill -N3 sh -c "srun --no-kill --ddp=silence=2 sh -c '$(sleeps 6)'; echo code \$?; echo end
 	srun -N2 -n2 -w n0,n2 hostname; echo next \$?"
 power_off n1
@@ -148,14 +129,6 @@ prints_times 1 'ddp: node n1 .*has been silent .*; the step goes on \(--no-kill\
 if [ "$(since_loss ' code')" -gt 4000 ]; then ok "as long as its ranks run"; else not_ok "as long as its ranks run"; fi
 is_soon "$(since_loss ' code')" 9500 "and srun ends when they have ended"
 prints '^next 0$' "the next step starts"
-power_on n1
-
-start 3 srun --ddp=silence=2,on-failure=continue -N3 sh -c "$(sleeps 6)"
-power_off n1
-finish
-status_is 1 "on-failure=continue: srun ends with 1"
-prints_times 1 'ddp: node n1 .*has been silent' "it names the node"
-is_soon $((ended_at - lost_at)) 9500 "and ends when the others have ended"
 power_on n1
 
 start 1 srun --ddp=silence=2 -N1 -w n1 sh -c "$(sleeps 1000)"
@@ -216,18 +189,6 @@ head scontrol resume "$(<"$cluster/work/id")"
 finish
 status_is 0 "scontrol suspend and resume"
 prints_not 'ddp: ' "that is nothing, either"
-
-start 3 srun --ddp=silence=3 -N3 sh -c "$(sleeps 6)"
-burners=''
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do
-	nice -n -5 timeout 4 sh -c 'while :; do :; done' &
-	burners+=" $!"
-done
-finish
-# shellcheck disable=SC2086
-wait $burners
-status_is 0 "a busy machine"
-prints_not 'ddp: ' "is none that is silent"
 
 # ---- without it -------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ cat >"$work/shell" <<-'END'
 	srun --overlap -n2 sh -c 'echo "inside $RANK $WORLD_SIZE"'
 END
 chmod 755 "$work/shell"
-for list in --ddp --ddp=launcher --ddp=check; do
+for list in --ddp --ddp=check; do
 	capture as_user env SLURM_CONF="$work/interactive.conf" SHELL="$work/shell" RANK=7 PET_NNODES=8 salloc $list -N1 -n2
 	prints '^shell PET_NNODES=8 RANK=7 of (4294967290|-6)$' "salloc $list: an interactive step has what salloc's caller had"
 	case $list in
@@ -106,8 +106,6 @@ fails_as_rank_1 srun -K0 --ddp "${four[@]}"
 prints_not '^done$' "a locked on-failure=kill: -K0 does not keep a step"
 prints_times 1 'ddp: rank 1 of 4 on n0 exited with code 3' "whose failure is said"
 status_is 3 "with its code"
-fails_as_rank_1 env SLURM_KILL_BAD_EXIT=0 srun --ddp "${four[@]}"
-prints_not '^done$' "nor does SLURM_KILL_BAD_EXIT=0"
 fails_as_rank_1 env SLURM_DDP_ON_FAILURE=continue srun -K0 --ddp "${four[@]}"
 prints_not '^done$' "nor what srun would tell the nodes of it"
 capture as_user srun --ddp=on-failure=continue echo ran
@@ -172,12 +170,8 @@ prints_times 2 '^gpu 0,1,2,3 3 3$' "each task has its own among those it sees"
 capture as_user srun --ddp -N2 --ntasks-per-node=4 --gpus-per-task=1 sh -c 'echo "gpu $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DDP_LOCAL_DEVICE"'
 prints_times 2 '^gpu [0-3] 3 0$' "--gpus-per-task: local device 0, though the local rank is 3"
 prints_times 1 'ddp: n0: each task sees GPUs of its own.*DDP_LOCAL_DEVICE, not LOCAL_RANK' "is noted once"
-capture as_user srun --ddp -N1 -n2 --gres=gpu:2 sh -c 'echo "gpu $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DDP_LOCAL_DEVICE"'
-same "$(printf 'gpu 0,1 %d %d\n' 0 0 1 1)" "$(sort <<<"$output")" "--gres: the local rank's"
 capture as_user srun --ddp -N1 -n2 --gpus-per-node=2 --gpu-bind=single:1 sh -c 'echo "gpu $CUDA_VISIBLE_DEVICES $LOCAL_RANK $DDP_LOCAL_DEVICE"'
 prints_times 1 '^gpu [01] 1 0$' "--gpu-bind: local device 0"
-capture as_user srun --ddp -N1 -n4 --gpus-per-node=4 --gpu-bind=closest sh -c 'echo "gpu $LOCAL_RANK $DDP_LOCAL_DEVICE"'
-same "$(printf 'gpu %d %d\n' 0 0 1 1 2 2 3 3)" "$(sort <<<"$output")" "--gpu-bind=closest, all close: the local rank's"
 capture as_user srun --ddp=gpu=warn -N1 -n4 --gpus-per-node=4 --gpu-bind=mask_gpu:0x3,0xc sh -c 'echo "gpu ${DDP_LOCAL_DEVICE-unset}"'
 prints_times 4 '^gpu unset$' "--gpu-bind=mask_gpu: none where tasks share what they see"
 prints_times 1 'ddp: n0: --gpu-bind=mask_gpu:0x3,0xc lets tasks share GPUs.*DDP_LOCAL_DEVICE is not set' "with a warning"
@@ -190,8 +184,6 @@ prints 'ddp: n0: 4 tasks share 2 GPUs.*--ntasks-per-node=2' "that says what to s
 capture as_user srun --ddp=gpu=warn -N1 -n2 --gpus-per-node=4 true
 status_is 0 "gpu=warn: two tasks for four GPUs runs"
 prints_times 1 'ddp: n0: 2 of 4 GPUs on this node have no task' "with a warning"
-capture as_user srun --ddp=gpu=ignore -N1 -n2 --gpus-per-node=4 true
-prints_not 'ddp:' "gpu=ignore says nothing"
 capture as_user srun --ddp=launcher -N2 --ntasks-per-node=1 --gpus-per-node=4 printenv PET_NPROC_PER_NODE
 prints_times 2 '^4$' "launcher: a process for each GPU"
 

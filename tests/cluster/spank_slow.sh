@@ -47,8 +47,4 @@ kill "${loops[@]}"
 finish even
 prints_not 'as long as the median' "no rank of it is named"
 
-capture as_user srun --ddp=launcher,slow=2 -N2 --ntasks-per-node=1 true
-status_is_not 0 "of what a launcher starts nothing is known"
-prints "'slow' and 'launcher' do not go together" "so that is refused"
-
 done_testing

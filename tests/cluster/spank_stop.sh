@@ -148,9 +148,7 @@ while read -r signal number rank per_node options; do
 	within 8 "and ends the step, without grace="
 done <<-'END'
 	TERM 15 0 1
-	TERM 15 1 1
 	INT 2 3 2
-	TERM 15 0 2
 	TERM 15 0 2 =on-failure=continue
 END
 

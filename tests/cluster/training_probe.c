@@ -12,7 +12,7 @@
    and `save`, and with `late`, `retry` and `none`, all end after three steps more, RANK with `late`
    SECONDS after the others. So they do with these, of which RANK alone does more: miss: it stops itself
    before ddp_finalize(); halt: behind it; alarm: SECONDS microseconds behind its last step, wherever it
-   is then; linger: hangs in its exit; work: computes for SECONDS behind ddp_finalize().
+   is then.
 
    With slow, all go on for SECONDS; each step computes for SHORT_US of processor time, and RANK also waits for SLOW_US, as for a disk.
 
@@ -94,14 +94,6 @@ static void hang(void)
 		pause();
 }
 
-static void compute(int seconds)
-{
-	const time_t end = time(NULL) + seconds;
-
-	while (time(NULL) < end)
-		continue;
-}
-
 static void act(const struct plan *plan, ddp_context *context, ddp_model *model)
 {
 	int fd = plan->file != NULL ? open(plan->file, O_CREAT | O_WRONLY, 0666) : -1;
@@ -141,17 +133,6 @@ static void stop_after(int microseconds)
 	setitimer(ITIMER_REAL, &timer, NULL);
 }
 
-/* Behind ddp_finalize(). */
-static void end(const struct plan *plan)
-{
-	if (does(plan, "halt"))
-		raise(SIGSTOP);
-	if (does(plan, "linger"))
-		atexit(hang);
-	if (does(plan, "work"))
-		compute(plan->seconds);
-}
-
 static void wait_in_pair(const struct plan *plan, ddp_context *context, ddp_model *model)
 {
 	ddp_context *second, *third;
@@ -180,13 +161,13 @@ int main(int argc, char **argv)
 	ddp_model *model;
 
 	if (argc < 3 || argc > 5) {
-		fprintf(stderr, "usage: training_probe never|retry|pair|hang|spin|leave|finish|miss|halt|alarm|linger|work|go|busy|save|late|none|slow RANK [FILE [SECONDS]]\n");
+		fprintf(stderr, "usage: training_probe never|retry|pair|hang|spin|leave|finish|miss|halt|alarm|go|busy|save|late|none|slow RANK [FILE [SECONDS]]\n");
 		return EXIT_USAGE;
 	}
 	const struct plan plan = { argv[1], argc > 3 ? argv[3] : NULL, atoi(argv[2]),
 		                   argc > 4 ? atoi(argv[4]) : 5 };
 	const bool retries = does(&plan, "retry");
-	const bool ends = is_one_of(plan.action, "late retry none busy save miss halt alarm linger work slow");
+	const bool ends = is_one_of(plan.action, "late retry none busy save miss halt alarm slow");
 	if (strcmp(plan.action, "never") == 0 && getenv("RANK") != NULL && atoi(getenv("RANK")) == plan.rank)
 		return 0;
 	check(ddp_init(NULL, &context));
@@ -212,7 +193,7 @@ int main(int argc, char **argv)
 	if (is_odd && does(&plan, "miss"))
 		raise(SIGSTOP);
 	check(ddp_finalize(context));
-	if (is_odd)
-		end(&plan);
+	if (is_odd && does(&plan, "halt"))
+		raise(SIGSTOP);
 	return 0;
 }

@@ -39,3 +39,7 @@ void kill_witness(const struct witness *witness);
 
 /* Opens srun's relay; who tells it something waits LONG_MS for the answer. */
 struct relay open_srun(const struct step_policy *policy);
+
+/* A socket that listens at 127.0.0.1, and its port; and a connection to one. */
+int listen_here(uint16_t *port);
+int connect_here(uint16_t port);

@@ -567,21 +567,6 @@ TEST_WITH(nobody_is_asked_for_stacks_that_have_no_place, make_folder, drop_folde
 	}
 }
 
-TEST(child_that_goes_on_is_not_waited_for)
-{
-	pid_t child;
-	int wait_status = 0;
-	const int input = start_process_with_stacks(&child);
-
-	assert_false(child_reap(child, 20, &wait_status));
-	assert_int_equal(wait_status, 0);
-	close(input);
-	assert_true(child_reap(child, 60000, &wait_status));
-	assert_true(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0);
-	assert_true(child_reap(child, 60000, &wait_status));
-	assert_int_equal(wait_status, -1);
-}
-
 /* ---- when ------------------------------------------------------------------------------ */
 
 static struct supervise supervise;

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/child.h"
 #include "spank/wire/deal.h"
 #include "spank/witness/agent.h"
 #include "tests/support/test.h"
@@ -582,15 +583,41 @@ TEST(a_signal_that_finds_no_program_is_for_the_next_one)
 	assert_true(agents_child_ended(&agents, 0, 2, &status));
 	assert_int_equal(status, W_EXITCODE(9, 0));
 	end_generation(2);
-	/* A signal that a spare gets is for the ranks of that generation. */
-	atomic_store(&agents.shared->agent[0].spare, true);
-	order(AGENTS_RUN, 3);
-	send_to_agent(SIGUSR1, false);
-	end_generation(3);
-	atomic_store(&agents.shared->agent[0].spare, false);
-	order(AGENTS_RUN, awaited = 4);
-	assert_false(holds(child_has_ended, 2));
 	quit(0);
+}
+
+static bool program_has_handler(void)
+{
+	return (proc_status(atomic_load(&agents.shared->agent[0].child)).caught >> (SIGUSR1 - 1) & 1) != 0;
+}
+
+static bool spare_has_begun(void) { return atomic_load(&agents.shared->agent[0].begun) == awaited; }
+
+/* Also if the order to end the generation reaches the spare before it has taken all signals. */
+TEST(a_signal_that_a_spare_gets_is_for_no_later_program)
+{
+	static void (*const ends[])(uint32_t generation) = { end_generation, keep_programs };
+
+	for (size_t i = 0; i < COUNT(ends); i++) {
+		start(1, waits_for_usr1);
+		atomic_store(&agents.shared->agent[0].spare, true);
+		order(AGENTS_RUN, awaited = 1);
+		assert_true(holds(spare_has_begun, 20));
+		kill(agents.pids[0], SIGSTOP);
+		assert_int_equal(waitpid(agents.pids[0], NULL, WUNTRACED), agents.pids[0]);
+		send_to_agent(SIGINT, false);
+		send_to_agent(SIGUSR1, false);
+		ends[i](1);
+		atomic_store(&agents.shared->agent[0].spare, false);
+		order(AGENTS_RUN, awaited = 2);
+		assert_true(holds(child_is_known, 20) && holds(program_has_handler, 20));
+		for (int looks = 0; looks < 20; looks++) {
+			agents_wake(&agents, 0);
+			usleep(10000);
+		}
+		assert_false(child_has_ended());
+		quit(0);
+	}
 }
 
 TEST(a_program_has_the_tasks_signals)

@@ -11,7 +11,7 @@
 #include "spank/base/end_signal.h"
 #include "tests/support/test.h"
 
-enum { ROUNDS = 20 };
+enum { ROUNDS = 8 };
 
 static const int ends[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP };
 static int ready[2];

@@ -2,9 +2,7 @@
 /* runs: asan tsan; all: unit */
 /* spank/node/ends and spank/base/child: how slurmstepd learns of its tasks' ends, also where Slurm calls back
    in a child that shares its memory and nothing else (SlurmdParameters=contain_spank). */
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -431,18 +429,12 @@ static void note_bye(uint32_t link, enum links_event event)
 TEST(srun_hears_the_good_bye_of_a_link_that_opens_late)
 {
 	const struct links_actions take = { .event = note_bye };
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-	socklen_t bytes = sizeof(address);
 	struct relay relay = { .secret = "a secret of 16 b" };
 	struct relay_message message;
 	pid_t tasks[TASKS];
 	struct links links;
-	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), link;
+	int listener = listen_here(&relay.port), link;
 
-	assert_int_equal(bind(listener, (struct sockaddr *)&address, bytes), 0);
-	assert_int_equal(listen(listener, 8), 0);
-	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &bytes), 0);
-	relay.port = ntohs(address.sin_port);
 	watch_for_srun(&relay, tasks);
 	link = accept(listener, NULL, NULL);
 	assert_int_equal(recv(link, &message, sizeof(message), MSG_WAITALL), sizeof(message));

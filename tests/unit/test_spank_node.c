@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/node: what a node makes of the ends of its tasks. */
-#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -439,19 +438,6 @@ TEST(report_is_repeated_until_srun_answers)
 	finish(&node);
 }
 
-/* A listener that nobody serves: connections succeed, and no answer comes. */
-static int listen_only(uint16_t *port)
-{
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t bytes = sizeof(address);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) == 0 && listen(fd, 8) == 0 &&
-	            getsockname(fd, (struct sockaddr *)&address, &bytes) == 0);
-	*port = ntohs(address.sin_port);
-	return fd;
-}
-
 /* The fence of a step with restart= is not to wait for an srun that does not answer. */
 TEST(restarts_wait_for_no_srun_that_is_out_of_reach)
 {
@@ -460,7 +446,7 @@ TEST(restarts_wait_for_no_srun_that_is_out_of_reach)
 	struct error error;
 	uint64_t start_ns;
 	uint16_t port;
-	int listener = listen_only(&port);
+	int listener = listen_here(&port);
 
 	assert_true(supervise_start(&node.supervise, 1, geteuid(), &error));
 	strcpy(node.supervise.shared->srun_address, "127.0.0.1");

