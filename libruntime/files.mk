@@ -151,7 +151,6 @@ params_sources = \
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
 	libruntime/reduce/arena.c \
-	libruntime/reduce/buddies.c libruntime/reduce/buddies.h \
 	libruntime/reduce/buddy.c libruntime/reduce/buddy.h \
 	libruntime/reduce/buffers.c \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \

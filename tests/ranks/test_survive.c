@@ -14,7 +14,6 @@
 
 #include "base/error.h"
 #include "optim/rule.h"
-#include "reduce/buddies.h"
 #include "reduce/buddy.h"
 #include "reduce/model_state.h"
 #include "reduce/outbox.h"
