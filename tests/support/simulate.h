@@ -6,7 +6,6 @@
 #pragma once
 
 #include "comm/hier/algorithms.h"
-#include "comm/hier/recursive_halving.h"
 
 /* Seconds until the last node is through, or -1 without memory. A node's link carries its
    messages one by one in either direction, as its process makes them one by one. A reduce's
