@@ -15,7 +15,6 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/elements.c \
 	kernels/cpu/factors.c \
 	kernels/cpu/gemm.c \
-	kernels/cpu/inner.c \
 	kernels/cpu/layers.c \
 	kernels/cpu/f16_queue.c \
 	kernels/cpu/mixed.c \
@@ -31,9 +30,6 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/pooling.c \
 	kernels/cpu/product.c \
 	kernels/cpu/product.h \
-	kernels/cpu/scratch.c \
-	kernels/cpu/scratch.h \
-	kernels/cpu/window.c \
 	kernels/cpu/winograd.c \
 	kernels/cpu/winograd.h
 kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)
@@ -127,7 +123,6 @@ cuda_kernel_sources = \
 	kernels/cuda/embedding.cu \
 	kernels/cuda/factors.cu \
 	kernels/cuda/graph.cu \
-	kernels/cuda/images.cu \
 	kernels/cuda/layers.cu \
 	kernels/cuda/optim.cu \
 	kernels/cuda/optim_whole.cu \

@@ -370,7 +370,10 @@ typedef struct dk_window {
 } dk_window;
 
 /* How many places it has along a side of `length`. */
-int64_t dk_window_places(const dk_window *window, int64_t length);
+static inline int64_t dk_window_places(const dk_window *window, int64_t length)
+{
+	return (length + 2 * window->padding - window->size) / window->stride + 1;
+}
 
 /* Convolution: out [batch, places, places, outputs], weight [outputs, size, size, channels]
    (PyTorch's in the memory format channels_last), bias [outputs] or NULL. `work`, of

@@ -104,13 +104,13 @@ comm_sources = \
 	libruntime/comm/hier/hier.h \
 	libruntime/comm/hier/all_gather.c \
 	libruntime/comm/hier/algorithms.c libruntime/comm/hier/algorithms.h \
-	libruntime/comm/hier/direct.c libruntime/comm/hier/direct.h \
+	libruntime/comm/hier/direct.c \
 	libruntime/comm/hier/broadcast.c \
 	libruntime/comm/hier/local.c libruntime/comm/hier/local.h \
 	libruntime/comm/hier/pairwise.c \
 	libruntime/comm/hier/plan.c libruntime/comm/hier/plan.h \
-	libruntime/comm/hier/recursive_doubling.c libruntime/comm/hier/recursive_doubling.h \
-	libruntime/comm/hier/recursive_halving.c libruntime/comm/hier/recursive_halving.h \
+	libruntime/comm/hier/recursive_doubling.c \
+	libruntime/comm/hier/recursive_halving.c \
 	libruntime/comm/hier/reduce.c \
 	libruntime/comm/hier/reduction.h \
 	libruntime/comm/hier/slices.c libruntime/comm/hier/slices.h \
@@ -130,14 +130,14 @@ comm_sources = \
 	libruntime/comm/request.c libruntime/comm/request.h \
 	libruntime/comm/self.c \
 	libruntime/comm/nccl/abi.h \
-	libruntime/comm/nccl/collective.c libruntime/comm/nccl/collective.h \
+	libruntime/comm/nccl/collective.c \
 	libruntime/comm/nccl/handle.c libruntime/comm/nccl/handle.h \
 	libruntime/comm/nccl/lane.h \
 	libruntime/comm/nccl/load.c libruntime/comm/nccl/load.h \
-	libruntime/comm/nccl/memory.c libruntime/comm/nccl/memory.h \
-	libruntime/comm/nccl/message.c libruntime/comm/nccl/message.h \
+	libruntime/comm/nccl/memory.c \
+	libruntime/comm/nccl/message.c \
 	libruntime/comm/nccl/nccl.c libruntime/comm/nccl/nccl.h \
-	libruntime/comm/nccl/reduction.c libruntime/comm/nccl/reduction.h \
+	libruntime/comm/nccl/reduction.c \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \
 	libruntime/comm/group/members.c \
@@ -151,7 +151,6 @@ params_sources = \
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
 	libruntime/reduce/arena.c \
-	libruntime/reduce/buddies.c libruntime/reduce/buddies.h \
 	libruntime/reduce/buddy.c libruntime/reduce/buddy.h \
 	libruntime/reduce/buffers.c \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
@@ -173,7 +172,7 @@ reduce_sources = \
 	libruntime/reduce/join.c libruntime/reduce/join.h libruntime/reduce/level.c libruntime/reduce/level.h \
 	libruntime/reduce/squares.c \
 	libruntime/reduce/step.c libruntime/reduce/step.h \
-	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
+	libruntime/reduce/strategy.h \
 	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
 	libruntime/reduce/strategy_compress.c \
 	libruntime/reduce/strategy_hook.c \
@@ -188,9 +187,9 @@ reduce_sources = \
 	libruntime/reduce/uses.c
 
 optim_sources = \
-	libruntime/optim/adafactor.c libruntime/optim/adam.c libruntime/optim/adam.h libruntime/optim/muon.c \
+	libruntime/optim/adafactor.c libruntime/optim/adam.c libruntime/optim/muon.c \
 	libruntime/optim/optim.c libruntime/optim/optim.h \
-	libruntime/optim/rule.c libruntime/optim/rule.h libruntime/optim/sgd.c \
+	libruntime/optim/rule.h libruntime/optim/sgd.c \
 	libruntime/optim/scaler.c libruntime/optim/scaler.h libruntime/optim/schedule.c
 
 data_sources = \

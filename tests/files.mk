@@ -244,7 +244,7 @@ tests_ranks_test_engine_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_bucket_plan_make
 tests_ranks_test_local_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_run
 tests_ranks_test_model_SOURCES = tests/ranks/test_model.c tests/support/three_params.c tests/support/three_params.h
 tests_ranks_test_model_refusals_SOURCES = tests/ranks/test_model_refusals.c tests/support/three_params.c
-tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast
+tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast -Wl,--wrap=ddp_memory_copies
 tests_ranks_test_optimizers_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_issue -Wl,--wrap=ddp_wait_timed
 tests_ranks_test_survive_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_survival_begin_update \
 	-Wl,--wrap=ddp_model_set_user_state -Wl,--wrap=ddp_level_resume -Wl,--wrap=ddp_outbox_end

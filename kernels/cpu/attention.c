@@ -12,7 +12,6 @@
 #include "cpu/inner.h"
 #include "cpu/numbers.h"
 #include "cpu/product.h"
-#include "cpu/scratch.h"
 
 /* KEYS is a multiple of QUERIES: a block of queries that begins at or behind a
    block of keys sees at least the first of them. */

@@ -154,9 +154,6 @@ struct dk_inner {
 	dk_bf16_tile_fn *bf16_tile;
 };
 
-/* The best for this processor. */
-const struct dk_inner *dk_inner(void);
-
 extern const struct dk_inner dk_inner_base;
 #ifdef HAVE_AVX2_KERNELS
 extern const struct dk_inner dk_inner_avx2;
@@ -164,6 +161,20 @@ extern const struct dk_inner dk_inner_avx2;
 #ifdef HAVE_AVX512_KERNELS
 extern const struct dk_inner dk_inner_avx512;
 #endif
+
+/* The best for this processor. */
+static inline const struct dk_inner *dk_inner(void)
+{
+#ifdef HAVE_AVX512_KERNELS
+	if (__builtin_cpu_supports("avx512f"))
+		return &dk_inner_avx512;
+#endif
+#ifdef HAVE_AVX2_KERNELS
+	if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+		return &dk_inner_avx2;
+#endif
+	return &dk_inner_base;
+}
 
 #ifdef DK_ISA
 /* The functions' names in one instruction set: mix_avx2. */

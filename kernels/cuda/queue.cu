@@ -138,6 +138,15 @@ void dk_cuda_zero(dk_queue *queue, float *x, int64_t n)
 		dk_cuda_check(q, cudaMemsetAsync(x, 0, bytes, q->stream), "zero");
 }
 
+dk_cuda_queue *dk_cuda_of_images(dk_queue *queue)
+{
+	dk_cuda_queue *q = own(queue);
+
+	if (dk_cuda_narrow(q) && q->failure[0] == '\0')
+		snprintf(q->failure, sizeof(q->failure), "kernels for images work in f32: use a queue of DK_F32 or DK_TF32");
+	return q;
+}
+
 const char *dk_cuda_failure(dk_queue *queue)
 {
 	return own(queue)->failure[0] != '\0' ? own(queue)->failure : NULL;

@@ -10,14 +10,9 @@ struct window {
 
 	explicit window(const dk_window *w)
 		: height((int)w->height), width((int)w->width), channels((int)w->channels), size((int)w->size),
-		  stride((int)w->stride), padding((int)w->padding), down(places(height)), across(places(width))
+		  stride((int)w->stride), padding((int)w->padding), down((int)dk_window_places(w, w->height)),
+		  across((int)dk_window_places(w, w->width))
 	{
-	}
-
-	/* This is dk_window_places(), which the module of these kernels does not have. */
-	int places(int length) const
-	{
-		return (length + 2 * padding - size) / stride + 1;
 	}
 };
 

@@ -15,6 +15,7 @@
 #include "comm/agree.h"
 #include "comm/core/comm.h"
 #include "comm/request.h"
+#include "comm/shm/memory.h"
 #include "comm/shm/node.h"
 
 /* Each rank tells the others this of the current allocation. */
@@ -275,4 +276,17 @@ ddp_status ddp_host_free(ddp_comm *comm, void *memory)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): %p was not given by ddp_mem_alloc()", memory);
 	ddp_allocation_free(found);
 	return DDP_OK;
+}
+
+ddp_status ddp_host_share(ddp_comm *comm, size_t bytes, void **copies)
+{
+	void *memory;
+	ddp_status status = ddp_host_alloc(comm, bytes, &memory);
+
+	if (status != DDP_OK)
+		return status;
+	status = ddp_memory_copies(comm, memory, bytes, copies);
+	if (status != DDP_OK)
+		(void)ddp_host_free(comm, memory);
+	return status;
 }

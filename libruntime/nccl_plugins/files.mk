@@ -7,7 +7,6 @@
 pkglib_LTLIBRARIES += libruntime/nccl_plugins/profiler/libnccl-profiler-ddp.la
 libruntime_nccl_plugins_profiler_libnccl_profiler_ddp_la_SOURCES = \
 	libruntime/nccl_plugins/profiler/plugin.c libruntime/nccl_plugins/profiler/abi.h \
-	libruntime/nccl_plugins/profiler/watch.c libruntime/nccl_plugins/profiler/watch.h \
 	libruntime/watch/page.c libruntime/watch/recorder.c libruntime/base/log.c libruntime/base/c_locale.c libruntime/base/text.c
 libruntime_nccl_plugins_profiler_libnccl_profiler_ddp_la_CFLAGS = $(AM_CFLAGS) -fvisibility=hidden
 libruntime_nccl_plugins_profiler_libnccl_profiler_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

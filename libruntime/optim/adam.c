@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Adam (Kingma and Ba, ICLR 2015) and AdamW (Loshchilov and Hutter, ICLR 2019). */
-#include "optim/adam.h"
-
 #include "kernels.h"
+#include "optim/rule.h"
 
-static void adam(const ddp_optim_span *s, bool coupled, float *m, float *v)
+static void adam(const ddp_optim_span *s, bool coupled)
 {
 	const dk_update_args args = {
 		.rule = DK_ADAMW, .learning_rate = s->learning_rate, .weight_decay = s->weight_decay, .coupled = coupled,
@@ -12,22 +11,17 @@ static void adam(const ddp_optim_span *s, bool coupled, float *m, float *v)
 		.step = s->step, .grad_scale = s->grad_scale, .rounded = s->rounded,
 	};
 
-	dk_update(s->params, s->grads, m, v, s->count, &args);
-}
-
-void ddp_adamw_span(const ddp_optim_span *span, float *m, float *v)
-{
-	adam(span, false, m, v);
+	dk_update(s->params, s->grads, s->state[0], s->state[1], s->count, &args);
 }
 
 static void update_adamw(const ddp_optim_span *span)
 {
-	adam(span, false, span->state[0], span->state[1]);
+	adam(span, false);
 }
 
 static void update_adam(const ddp_optim_span *span)
 {
-	adam(span, true, span->state[0], span->state[1]);
+	adam(span, true);
 }
 
 const ddp_optim_rule ddp_adamw_rule = {

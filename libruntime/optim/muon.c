@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "kernels.h"
-#include "optim/adam.h"
+#include "optim/rule.h"
 
 enum { MOMENTUM, M, V };
 
@@ -104,7 +104,9 @@ static void update(const ddp_optim_span *s)
 	const float share = (float)((1 - momentum) * s->grad_scale);
 
 	if (!is_orthogonal(s->slot)) {
-		ddp_adamw_span(s, s->state[M], s->state[V]);
+		ddp_optim_span rest = *s;
+		memcpy(rest.state, s->state + M, 2 * sizeof(*rest.state));
+		ddp_adamw_rule.update(&rest);
 		return;
 	}
 	dk_mix(s->state[MOMENTUM], s->grads, (float)momentum, share, NULL, s->count);

@@ -18,6 +18,25 @@ static int64_t piece_count(int64_t elements)
 	return (elements + PIECE_ELEMENTS - 1) / PIECE_ELEMENTS;
 }
 
+const ddp_optim_rule *ddp_optim_rule_of(ddp_optimizer kind)
+{
+	switch (kind) {
+#define RULE(NAME, name) case DDP_##NAME: return &ddp_##name##_rule;
+	DDP_OPTIMIZERS(RULE)
+#undef RULE
+	}
+	return NULL;
+}
+
+const char *ddp_optimizer_enumerators(void)
+{
+#define ENUMERATOR(NAME, name) ", DDP_" #NAME
+	static const char list[] = DDP_OPTIMIZERS(ENUMERATOR);
+#undef ENUMERATOR
+
+	return list + sizeof(", ") - 1;
+}
+
 const char *ddp_optimizer_name(ddp_optimizer kind)
 {
 	const ddp_optim_rule *rule = ddp_optim_rule_of(kind);

@@ -56,6 +56,11 @@ typedef struct ddp_update {
 	void *keeper;
 } ddp_update;
 
+/* NULL: there is none. */
+const struct ddp_optim_rule *ddp_optim_rule_of(ddp_optimizer kind);
+/* "DDP_ADAMW, DDP_SGD, ...": all of them. */
+const char *ddp_optimizer_enumerators(void);
+
 /* Whether it updates whole tensors, so that a rank needs all of their gradients and state. */
 bool ddp_optimizer_is_whole(ddp_optimizer kind);
 

@@ -49,7 +49,7 @@ static inline double *ddp_optim_doubles(const ddp_optim_span *span)
 }
 
 /* The table of optimizers: DDP_NAME of ddp_optimizer has the rule ddp_name_rule. The compiler warns
-   of an enumerator without a row (rule.c). */
+   of an enumerator without a row (optim.c). */
 #define DDP_OPTIMIZERS(ROW) \
 	ROW(ADAMW, adamw) \
 	ROW(SGD, sgd) \
@@ -62,8 +62,3 @@ static inline double *ddp_optim_doubles(const ddp_optim_span *span)
 #define DDP_RULE_DECLARED(NAME, name) extern const ddp_optim_rule ddp_##name##_rule;
 DDP_OPTIMIZERS(DDP_RULE_DECLARED)
 #undef DDP_RULE_DECLARED
-
-/* NULL: there is none. */
-const ddp_optim_rule *ddp_optim_rule_of(ddp_optimizer kind);
-/* "DDP_ADAMW, DDP_SGD, ...": all of them. */
-const char *ddp_optimizer_enumerators(void);

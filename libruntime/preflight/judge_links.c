@@ -34,7 +34,7 @@ static double speed(const struct preflight_link *link)
 
 /* How far each link and node is from what is usual, as a share of it; the lower, the worse. 1: nothing is odd. */
 struct doubts {
-	double *link, *node;
+	double *link, *node; /* nodes directly behind links */
 	double *usual, *values; /* room for a number per node, and per link */
 };
 
@@ -154,15 +154,12 @@ static void choose_all(struct preflight_links_again *again, const struct doubts 
 {
 	/* The first control comes first, so that there is one, if all links are suspect. */
 	choose_controls(again, doubts, links, count, machine, 1);
-	for (int n; again->count < SUBJECTS_AND_ONE && (n = worst(doubts->node, nodes, done)) >= 0;) {
-		done[n] = true;
-		choose_of_node(again, doubts, links, count, n, machine);
-	}
-	memset(done, 0, (size_t)(nodes + count) * sizeof(*done));
-	for (int i; again->count < SUBJECTS_AND_ONE && (i = worst(doubts->link, count, done)) >= 0;) {
+	/* Nodes follow links. A link should reach what its nodes reach, also if one of them is slow. */
+	for (int i; again->count < SUBJECTS_AND_ONE && (i = worst(doubts->link, count + nodes, done)) >= 0;) {
 		done[i] = true;
-		/* A link should reach what its nodes reach, also if one of them is slow. */
-		if (!is_chosen(again, &links[i]))
+		if (i >= count)
+			choose_of_node(again, doubts, links, count, i - count, machine);
+		else if (!is_chosen(again, &links[i]))
 			choose(again, &links[i], machine, -1, false);
 	}
 	if (again->count > 1)

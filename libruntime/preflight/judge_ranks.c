@@ -159,7 +159,7 @@ void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct pre
 
 struct verdict {
 	bool odd;
-	bool chancy; /* and those compared with were disturbed */
+	bool chancy; /* and it or those compared with lacked their processors, which chance may do */
 	double value, usual, share, usual_share;
 };
 
@@ -224,7 +224,7 @@ static struct verdict judge(const struct trials *t, int rank, int way, int work)
 	const bool stopped = !t->busy && disturbed <= HALF && preflight_best(own, t->repeats) < ODD * v.usual_share;
 	const bool busy = work < PREFLIGHT_GPU_PRODUCT && (t->busy || disturbed > OFTEN);
 	v.odd = preflight_is_odd(suspect, controls, t->repeats, busy && !stopped ? ODD_BUSY : ODD);
-	v.chancy = v.odd && disturbed > 0;
+	v.chancy = v.odd && work < PREFLIGHT_GPU_PRODUCT && (disturbed > 0 || v.share < CALM_SHARE);
 	return v;
 }
 

@@ -54,7 +54,8 @@ void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct pre
 /* Judges the ranks by what was measured again: repeated[repeat * people->ranks + rank]. Sets unfit[node] where a rank
    does not get its processor. If other processes compete for the processors, as `busy` or the shares of those
    compared with say, only large differences count, or a rank that never gets its processor where others do as a rule.
-   Returns whether a rank is named and others were disturbed, too: then more repeats make chance less probable. */
+   Returns whether a rank is named, and the rank or others lacked their processors now and then: only if the rank is
+   still odd in as many repeats more, chance is improbable. */
 bool preflight_ranks_judge(struct preflight_findings *findings, const struct preflight_people *people,
                            const struct preflight_ranks_again *again, const struct preflight_figures *repeated,
                            int repeats, bool busy, bool *unfit);

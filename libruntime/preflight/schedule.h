@@ -42,7 +42,7 @@ enum {
 	PREFLIGHT_ALONE_LEAST_MS = 5,
 	PREFLIGHT_ALONE_MOST_MS = 60,
 	PREFLIGHT_REPEATS = 5,      /* what looks odd is measured again so often, */
-	PREFLIGHT_REPEATS_BUSY = 10, /* and so often if it then still looks odd, and others were disturbed */
+	PREFLIGHT_REPEATS_BUSY = 10, /* and so often if it then still looks odd, and processors were lacking */
 	PREFLIGHT_SUBJECTS = 12,    /* so many ranks, and so many links, at most */
 };
 

@@ -395,7 +395,7 @@ static ddp_status begin_again(struct preflight_survey *s, struct preflight_findi
 	return ddp_broadcast(s->world, &s->links_again, sizeof(s->links_again), DDP_U8, 0);
 }
 
-/* Where other processes run, chance needs more repeats to become improbable. */
+/* Where processors are lacking, chance needs more repeats to become improbable. */
 static ddp_status decide(struct preflight_survey *s, struct preflight_findings *findings, int32_t *more)
 {
 	*more = 0;

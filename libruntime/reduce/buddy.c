@@ -8,7 +8,6 @@
 #include "comm/agree.h"
 #include "comm/p2p/match.h"
 #include "comm/request.h"
-#include "reduce/buddies.h"
 #include "reduce/model_state.h"
 #include "reduce/outbox.h"
 #include "reduce/undo.h"
@@ -36,13 +35,54 @@ typedef struct ddp_buddy {
 	ward *wards;     /* none if ranks share memory */
 	int ward_count;
 	int64_t count;   /* elements that this rank owns */
-	ddp_undo undo;
-	float **states;  /* [ranks][states]: where this process has those of all ranks; NULL: they share none */
+	ddp_undo undo;   /* with states: ranks share what they own */
 	ddp_outbox outbox;
 	int64_t sent;    /* the step whose copy was sent last; -1: none that counts */
 	bool under_way;
 	bool read;       /* and a device copies parameters of the wards, too */
 } ddp_buddy;
+
+/* ---- who keeps whose copies ------------------------------------------------------------------- */
+
+/* Ranks of `node` follow in order[from ..]. Returns where the next node's begin. */
+static int append(const int *nodes, int ranks, int node, int *order, int from)
+{
+	for (int r = 0; r < ranks; r++) {
+		if (nodes[r] == node)
+			order[from++] = r;
+	}
+	return from;
+}
+
+/* order[ranks] becomes the ranks of one node after the other, the largest node first. Returns that node's number of
+   ranks. */
+static int order_ranks(const int *nodes, int ranks, int *order)
+{
+	int most = 0, largest = 0, end;
+
+	for (int node = 0, at = 0; at < ranks; node++, at = end) {
+		end = append(nodes, ranks, node, order, at);
+		largest = end - at > most ? node : largest;
+		most = end - at > most ? end - at : most;
+	}
+	end = append(nodes, ranks, largest, order, 0);
+	for (int node = 0; end < ranks; node++)
+		end = node != largest ? append(nodes, ranks, node, order, end) : end;
+	return most;
+}
+
+void ddp_buddy_choose(const int *nodes, int ranks, int *order, int *buddies)
+{
+	const int most = order_ranks(nodes, ranks, order);
+
+	/* So many places further is another node, and each rank has one ward, if others have as many ranks as the largest. */
+	for (int at = 0; at < ranks; at++) {
+		int to = most == ranks ? (at + 1) % ranks : (at + most) % ranks;
+		if (most < ranks && 2 * most > ranks)
+			to = at < most ? most + at % (ranks - most) : at - most;
+		buddies[order[at]] = order[to];
+	}
+}
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -91,35 +131,12 @@ bool ddp_buddy_shares(const ddp_model *model)
 	return options->buddy && !options->late_gather && model->place.device == NULL && ddp_comm_nodes(model->comm) == 1;
 }
 
-/* Finds where all ranks keep the shards that an update changes. */
-static ddp_status share(const ddp_model *model, ddp_buddy *b)
-{
-	const int ranks = model->units.ranks;
-	const size_t bytes = (size_t)model->units.most * sizeof(float);
-	void **copies = calloc((size_t)ranks, sizeof(*copies));
-	ddp_status status = DDP_OK;
-
-	b->states = calloc((size_t)ranks * DDP_OPTIM_STATES_MAX, sizeof(*b->states));
-	if (b->states == NULL || copies == NULL)
-		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %d ranks' shards", ranks);
-	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
-		status = ddp_comm_copies(model->comm, model->optim.state[i], bytes, copies);
-		for (int r = 0; r < ranks && status == DDP_OK; r++)
-			b->states[r * DDP_OPTIM_STATES_MAX + i] = copies[r];
-	}
-	free(copies);
-	return status;
-}
-
-/* This can fail on this rank alone. */
+/* Ranks share no memory. This can fail on this rank alone. */
 static ddp_status make(const ddp_model *model, ddp_buddy *b)
 {
 	const int ranks = model->units.ranks;
 	bool complete;
 
-	b->count = owned_by(&model->units, model->units.rank);
-	if (ddp_buddy_shares(model))
-		return share(model, b);
 	b->wards = calloc((size_t)ranks, sizeof(*b->wards));
 	complete = b->wards != NULL;
 	for (int r = 0; r < ranks && complete; r++) {
@@ -153,10 +170,10 @@ ddp_status ddp_buddy_open(ddp_model *model)
 		status = ddp_all_gather(comm, &node, nodes, sizeof(node), DDP_U8);
 	if (status == DDP_OK) {
 		ddp_buddy_choose(nodes, ranks, nodes + ranks, made->buddies);
-		status = ddp_comm_agree(comm, make(model, made), what);
+		made->count = owned_by(&model->units, model->units.rank);
+		status = ddp_buddy_shares(model) ? ddp_undo_open(model, model->units.most, true, &made->undo)
+		                                 : ddp_comm_agree(comm, make(model, made), what);
 	}
-	if (status == DDP_OK && made->states != NULL)
-		status = ddp_undo_open(model, model->units.most, true, &made->undo);
 	free(nodes);
 	if (status == DDP_OK)
 		made->sent = -1;
@@ -170,7 +187,7 @@ void ddp_buddy_bytes(const ddp_model *model, size_t *sent, size_t *kept)
 	const size_t states = (size_t)model->optim.state_count, parts = states + 1;
 	const ddp_buddy *b = model->buddy;
 
-	*sent = b->states == NULL ? (size_t)b->count * states * sizeof(float) : 0;
+	*sent = b->undo.states == NULL ? (size_t)b->count * states * sizeof(float) : 0;
 	*kept = (size_t)b->count * parts * sizeof(float) + (model->place.device != NULL ? *sent : 0);
 	for (int w = 0; w < b->ward_count; w++)
 		*kept += 2 * (size_t)b->wards[w].count * parts * sizeof(float);
@@ -246,7 +263,7 @@ static ddp_status issue_transfer(ddp_model *model)
 	ddp_operation message = { .kind = DDP_RECV, .type = DDP_F32, .tag = ddp_match_own_tag(DDP_BUDDY_NUMBER) };
 	ddp_status status = end_transfer(model, false);
 
-	for (int i = 0; i < model->optim.state_count && b->states == NULL && status == DDP_OK; i++) {
+	for (int i = 0; i < model->optim.state_count && b->undo.states == NULL && status == DDP_OK; i++) {
 		for (int w = 0; w < b->ward_count && status == DDP_OK; w++) {
 			message.root = b->wards[w].rank;
 			message.recv = b->wards[w].copies[1].values[1 + i];
@@ -254,7 +271,7 @@ static ddp_status issue_transfer(ddp_model *model)
 			status = ddp_comm_issue_own(model->comm, &message, &b->wards[w].requests[i]);
 		}
 	}
-	return status == DDP_OK && b->states == NULL ? ddp_outbox_send(&b->outbox) : status;
+	return status == DDP_OK && b->undo.states == NULL ? ddp_outbox_send(&b->outbox) : status;
 }
 
 /* This rank's failure is that of all, who wait for its messages. */
@@ -290,12 +307,9 @@ void ddp_buddy_send(ddp_model *model)
 
 ddp_status ddp_buddy_settle(ddp_model *model)
 {
-	ddp_status status = DDP_OK;
-
 	if (model->buddy == NULL)
 		return DDP_OK;
-	if (model->buddy->sent != model->steps)
-		status = begin_transfer(model);
+	ddp_status status = model->buddy->sent != model->steps ? begin_transfer(model) : DDP_OK;
 	if (status == DDP_OK)
 		status = end_transfer(model, true);
 	if (status != DDP_OK)
@@ -343,7 +357,6 @@ void ddp_buddy_close(ddp_model *model)
 	}
 	ddp_undo_close(model, &b->undo);
 	ddp_outbox_close(&b->outbox);
-	free(b->states);
 	free(b->wards);
 	free(b->buddies);
 	free(b);
@@ -360,21 +373,11 @@ void ddp_buddy_keep(void *keeper, int64_t begin, int64_t end, int64_t at)
 	ddp_undo_keep(model, &model->buddy->undo, model->steps + 1, begin, end, at);
 }
 
-/* Another rank's parameters are those in this rank's arena. */
-static void undo_rank(const ddp_model *model, int rank, int64_t step)
-{
-	const ddp_buddy *b = model->buddy;
-	void *arena = model->params;
-
-	ddp_undo_rank(model, &b->undo, rank, step, &arena, 1,
-	              rank == model->units.rank ? model->optim.state : b->states + rank * DDP_OPTIM_STATES_MAX);
-}
-
 void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead)
 {
 	(void)dead;
 	if (model->buddy != NULL)
-		undo_rank(model, model->units.rank, step);
+		ddp_undo_rank(model, &model->buddy->undo, model->units.rank, step, NULL, 0);
 }
 
 /* ---- after a failure ----------------------------------------------------------------------------- */
@@ -443,7 +446,7 @@ static ddp_status find_copy(const ddp_model *model, const ddp_comm *left, const 
                             int64_t steps, int64_t *least)
 {
 	const ddp_buddy *b = model->buddy;
-	const int holder = b->states != NULL ? rank_at(left, all, steps) : rank_left(model, left, all, b->buddies[rank]);
+	const int holder = b->undo.states != NULL ? rank_at(left, all, steps) : rank_left(model, left, all, b->buddies[rank]);
 
 	b->holders[rank] = holder;
 	if (holder < 0)
@@ -490,12 +493,12 @@ static ddp_status read_shared(const move *m, int rank, int part, size_t bytes)
 {
 	const ddp_model *former = m->former;
 
-	/* This undoes all parts; part 0 is the first. */
+	/* This undoes all parts; part 0 is the first. The rank's parameters are those in this rank's arena. */
 	if (part == 0) {
-		undo_rank(former, rank, former->steps + 1);
+		ddp_undo_rank(former, &former->buddy->undo, rank, former->steps + 1, NULL, 0);
 		return read_params(former, rank, m->values);
 	}
-	memcpy(m->values, former->buddy->states[rank * DDP_OPTIM_STATES_MAX + part - 1], bytes);
+	memcpy(m->values, former->buddy->undo.states[(part - 1) * former->units.ranks + rank], bytes);
 	return DDP_OK;
 }
 
@@ -512,7 +515,7 @@ static ddp_status read_part(const move *m, int rank, int part, int64_t count)
 		const ddp_status status = read_params(former, rank, m->values);
 		return status == DDP_OK ? ddp_outbox_rest(&b->outbox) : status;
 	}
-	if (b->states != NULL)
+	if (b->undo.states != NULL)
 		return read_shared(m, rank, part, bytes);
 	for (int i = 0; i < b->ward_count; i++) {
 		const ward *w = &b->wards[i];

@@ -20,6 +20,9 @@
 
 /* Whether ranks share the optimizer's state, which is then memory of ddp_mem_alloc(). */
 bool ddp_buddy_shares(const ddp_model *model);
+/* buddies[ranks] becomes the buddy of each rank. nodes[ranks] are the nodes of ranks, numbered from 0 without gaps;
+   order[ranks] becomes the ranks by nodes. */
+void ddp_buddy_choose(const int *nodes, int ranks, int *order, int *buddies);
 /* A strategy has these functions as keep_undo(), undo() and set_steps(). Without a buddy copy, the functions below do
    nothing. ddp_buddy_forget(): the copies are stale, because the program has changed parameters or state. */
 ddp_status ddp_buddy_open(ddp_model *model);

@@ -111,8 +111,30 @@ static bool moves_rows(const ddp_model *model)
 static const ddp_strategy *strategy_of_all(const ddp_model *model)
 {
 	const int nodes = joins(model) ? model->context->job.nnodes : ddp_comm_nodes(model->comm);
+	const int ranks = ddp_model_first_ranks(model);
+	const ddp_model_options *options = &model->settings.options;
 
-	return ddp_strategy_choose(&model->settings, ddp_model_first_ranks(model), nodes, model->place.device == NULL);
+	if (ranks == 1)
+		return &ddp_all_reduce_strategy;
+	if (options->hook.start != NULL)
+		return &ddp_hook_strategy;
+	if (options->local_sgd.steps > 0)
+		return &ddp_local_strategy;
+	if (options->compress == DDP_COMPRESS_POWERSGD)
+		return &ddp_powersgd_strategy;
+	if (options->compress != DDP_COMPRESS_NONE)
+		return &ddp_compress_strategy;
+	if (options->shard == DDP_SHARD_NONE)
+		return &ddp_all_reduce_strategy;
+	if (options->shard == DDP_SHARD_GRADIENTS)
+		return &ddp_scatter_gradients_strategy;
+	const bool shared = model->place.device == NULL && options->params_memory == NULL && options->grads_memory == NULL;
+	/* In shared memory, sum, update and publication are one pass. */
+	if (nodes == 1 && shared)
+		return &ddp_node_strategy;
+	if (ranks > nodes && shared && options->shard == DDP_SHARD_AUTO)
+		return &ddp_hybrid_strategy;
+	return options->shard == DDP_SHARD_STATE ? &ddp_scatter_strategy : &ddp_all_reduce_strategy;
 }
 
 bool ddp_model_gives_back(const ddp_model *model)
@@ -129,7 +151,7 @@ int ddp_model_choose(ddp_model *model)
 	const int sharing = moves_rows(model) ? ddp_model_first_ranks(model) : 1;
 	/* Until it joins the others, it is alone. */
 	if (joins(model))
-		model->strategy = ddp_strategy_choose(&model->settings, 1, 1, model->place.device == NULL);
+		model->strategy = &ddp_all_reduce_strategy;
 	return sharing;
 }
 

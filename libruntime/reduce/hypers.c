@@ -46,6 +46,18 @@ double ddp_hyper_saved(int hyper, double value)
 	return option != NULL && option->key_is_opposite ? 1 - value : value;
 }
 
+int ddp_hypers_list(const double *hypers, ddp_saved_hyper list[DDP_HYPERS])
+{
+	int count = 0;
+
+	for (int h = 0; h < DDP_HYPERS; h++) {
+		const char *key = ddp_hyper_key(h);
+		if (key != NULL)
+			list[count++] = (ddp_saved_hyper){ key, ddp_hyper_saved(h, hypers[h]) };
+	}
+	return count;
+}
+
 int ddp_hyper_of(const char *option)
 {
 	int i = 0;

@@ -24,6 +24,12 @@ const char *ddp_hyper_key(int hyper);
 const char *ddp_hyper_name(int hyper);
 /* The number that a checkpoint holds for this value, and the value of such a number. */
 double ddp_hyper_saved(int hyper, double value);
+/* What a checkpoint holds, by its names for the hypers. Returns how many these are. */
+typedef struct ddp_saved_hyper {
+	const char *key;
+	double value;
+} ddp_saved_hyper;
+int ddp_hypers_list(const double *hypers, ddp_saved_hyper list[DDP_HYPERS]);
 /* Returns the hyper of the option of this name, such as "beta1". */
 int ddp_hyper_of(const char *option);
 

@@ -308,32 +308,12 @@ double ddp_model_loss_scale(const ddp_model *model)
 	return model != NULL ? model->scaler.scale : 1;
 }
 
-bool ddp_model_saves(const ddp_model *model)
-{
-	return model->saves;
-}
-
-void ddp_model_set_saves(ddp_model *model, bool saves)
-{
-	model->saves = saves;
-}
-
 void ddp_model_attach(ddp_model *model, void *thing, void (*release)(void *thing))
 {
 	if (model->attached != NULL)
 		model->release(model->attached);
 	model->attached = thing;
 	model->release = release;
-}
-
-void *ddp_model_attached(const ddp_model *model)
-{
-	return model->attached;
-}
-
-ddp_context *ddp_model_context(const ddp_model *model)
-{
-	return model->context;
 }
 
 ddp_comm *ddp_model_comm(const ddp_model *model)
@@ -381,11 +361,6 @@ ddp_status ddp_model_begin_save(ddp_model *model, int64_t *steps, double *hypers
 	*steps = model->steps;
 	ddp_model_get_hypers(model, hypers);
 	return ddp_model_check_whole(model);
-}
-
-void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated)
-{
-	model->partly_updated = partly_updated;
 }
 
 void ddp_model_request_stop(ddp_model *model)

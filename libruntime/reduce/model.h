@@ -5,12 +5,9 @@
 #include "context.h"
 #include "ddp.h"
 
-ddp_context *ddp_model_context(const ddp_model *model);
-
 /* DDP_ERR_STATE if a failed step or load has changed only a part of parameters
    and optimizer state: they are neither the old ones nor the new ones. */
 ddp_status ddp_model_check_whole(const ddp_model *model);
-void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated);
 
 /* Waits until all parameters are there, and gives the steps that are done and the numbers that a checkpoint holds
    (hypers[DDP_HYPERS], reduce/hypers.h). DDP_ERR_STATE: see ddp_model_check_whole(). ddp_model_gather() follows
@@ -20,14 +17,9 @@ ddp_status ddp_model_begin_save(ddp_model *model, int64_t *steps, double *hypers
 /* All parameters are new: in bf16, too, as far as the model has that. */
 void ddp_model_round_all(ddp_model *model);
 
-/* Whether a save was begun, and no call has waited for its end yet: the same on all ranks. */
-bool ddp_model_saves(const ddp_model *model);
-void ddp_model_set_saves(ddp_model *model, bool saves);
-
 /* Something that goes with the model and is released with it, in place of what was
-   attached before; ddp_model_attached() is NULL if nothing is. */
+   attached before. */
 void ddp_model_attach(ddp_model *model, void *thing, void (*release)(void *thing));
-void *ddp_model_attached(const ddp_model *model);
 
 /* Steps done: the optimizer's count, too. */
 int64_t ddp_model_step_count(const ddp_model *model);

@@ -271,8 +271,8 @@ struct ddp_model {
 	ddp_step_stats stats;   /* of that step, as far as they are known */
 	void *user_state;       /* of the program, for checkpoints */
 	size_t user_bytes;
-	bool saves;             /* see reduce/model.h, */
-	void *attached;         /* for this, too */
+	bool saves;             /* a save was begun, and no call has waited for its end: the same on all ranks */
+	void *attached;         /* goes with the model (ddp_model_attach()); NULL: nothing does */
 	void (*release)(void *attached);
 	atomic_bool stop_requested; /* on this rank */
 	int64_t compared;       /* after so many steps, all ranks had the same parameters when they last

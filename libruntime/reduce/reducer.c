@@ -95,15 +95,10 @@ static ddp_status start_bucket(ddp_reducer *reducer, int k)
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "gradient bucket %d of %d", k, reducer->plan->count);
 }
 
-/* Whether gradients are reduced by buckets. */
-static bool has_buckets(const ddp_reducer *reducer)
-{
-	return reducer->model->strategy->start != NULL;
-}
-
+/* Whether buckets are reduced before backward has ended. */
 static bool starts_early(const ddp_reducer *reducer)
 {
-	return reducer->communicates && has_buckets(reducer) && reducer->overlaps;
+	return reducer->communicates && reducer->model->strategy->start != NULL && reducer->overlaps;
 }
 
 ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param)
@@ -172,7 +167,7 @@ ddp_status ddp_reducer_finish(ddp_reducer *reducer, const double *totals, size_t
 	reducer->totals_count = count;
 	if (!reducer->communicates)
 		return DDP_OK;
-	if (!has_buckets(reducer))
+	if (reducer->model->strategy->start == NULL)
 		return ddp_reducer_meet(reducer, "totals", reducer->totals, count);
 	while (status == DDP_OK && (k = ddp_ready_force(&reducer->ready, reducer->hold)) >= 0)
 		status = start_bucket(reducer, k);

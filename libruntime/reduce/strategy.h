@@ -88,8 +88,3 @@ extern const ddp_strategy ddp_scatter_strategy, ddp_scatter_gradients_strategy; 
 
 extern const ddp_strategy ddp_compress_strategy, ddp_hook_strategy, ddp_powersgd_strategy;
 extern const ddp_strategy ddp_local_strategy;
-
-/* Chooses the strategy for a world of `ranks` ranks (1 if they do not communicate) on `nodes` nodes, in the
-   host's memory or in a device's. */
-const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes,
-                                        bool on_host);

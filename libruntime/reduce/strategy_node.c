@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/fence.h"
-#include "comm/agree.h"
+#include "comm/allocate.h"
 #include "comm/core/failure.h"
 #include "comm/ops/kernels.h"
 #include "kernels.h"
@@ -62,14 +62,6 @@ ddp_status ddp_node_strategy_prepare(ddp_model *model)
 	                                    "parameters", ranks);
 }
 
-static ddp_status share(ddp_comm *comm, size_t bytes, void **copies)
-{
-	void *memory;
-
-	ddp_status status = ddp_mem_alloc(comm, bytes, &memory);
-	return status == DDP_OK ? ddp_comm_copies(comm, memory, bytes, copies) : status;
-}
-
 /* Bytes for what any rank owns, never none: as many on all ranks, however many a node has. */
 static size_t kept_bytes(const ddp_model *model)
 {
@@ -91,9 +83,9 @@ ddp_status ddp_node_strategy_open(ddp_model *model)
 	if (status == DDP_OK && ddp_comm_nodes(comm) == 1)
 		status = ddp_comm_copies(comm, model->grads, grads_bytes, n->grads);
 	if (status == DDP_OK)
-		status = share(comm, sizeof(_Atomic int64_t), n->begun);
+		status = ddp_host_share(comm, sizeof(_Atomic int64_t), n->begun);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
-		status = share(comm, kept_bytes(model), n->state[i]);
+		status = ddp_host_share(comm, kept_bytes(model), n->state[i]);
 		if (status == DDP_OK)
 			ddp_optim_lend(&model->optim, i, n->state[i][n->rank]);
 	}
@@ -212,16 +204,6 @@ void ddp_node_strategy_set_steps(ddp_model *model, int64_t steps)
 		ddp_undo_forget(model, &node_of(model)->undo);
 }
 
-static void undo_rank(const ddp_model *model, int rank, int64_t step)
-{
-	const node *n = node_of(model);
-	float *states[DDP_OPTIM_STATES_MAX];
-
-	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
-		states[i] = n->state[i][rank];
-	ddp_undo_rank(model, &n->undo, rank, step, n->params, n->ranks, states);
-}
-
 void ddp_node_strategy_undo(ddp_model *model, int64_t step, const bool *dead)
 {
 	const node *n = node_of(model);
@@ -232,7 +214,7 @@ void ddp_node_strategy_undo(ddp_model *model, int64_t step, const bool *dead)
 		first++;
 	for (int r = 0; r < n->ranks && n->undo.memory != NULL; r++) {
 		if (r == n->rank || (dead[r] && n->rank == first))
-			undo_rank(model, r, step);
+			ddp_undo_rank(model, &n->undo, r, step, n->params, n->ranks);
 	}
 }
 

@@ -90,12 +90,17 @@ static ddp_status add_extras(const ddp_model *model, bool copied, ddp_tensors *t
 	return DDP_OK;
 }
 
-static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
+ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
 {
 	const bool copied = model->place.device != NULL && whole;
 	const bool spread = model->strategy->spreads;
+	const int extras = model->strategy->extra_count != NULL ? model->strategy->extra_count(model) : 0;
+	const int most = model->layout.count * (2 + model->optim.state_count) + extras;
 	ddp_status status = DDP_OK;
 
+	*tensors = (ddp_tensors){ .list = calloc((size_t)most, sizeof(*tensors->list)), .extras = extras };
+	if (tensors->list == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d tensors", most);
 	if (copied)
 		status = make_whole(model->layout.all, &tensors->params);
 	for (int i = 0; i < model->optim.state_count && (spread || copied) && whole && status == DDP_OK; i++)
@@ -114,18 +119,6 @@ static ddp_status list_tensors(ddp_model *model, bool whole, ddp_tensors *tensor
 			status = add_missed(model, p, tensors);
 	}
 	return status == DDP_OK ? add_extras(model, copied, tensors) : status;
-}
-
-ddp_status ddp_model_tensors(ddp_model *model, bool whole, ddp_tensors *tensors)
-{
-	int extras = model->strategy->extra_count != NULL ? model->strategy->extra_count(model) : 0;
-	int most = model->layout.count * (2 + model->optim.state_count) + extras;
-
-	*tensors = (ddp_tensors){ .list = calloc((size_t)most, sizeof(*tensors->list)) };
-	if (tensors->list == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d tensors", most);
-	tensors->extras = extras;
-	return list_tensors(model, whole, tensors);
 }
 
 void ddp_tensors_free(ddp_tensors *tensors)

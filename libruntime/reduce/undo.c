@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/fence.h"
 #include "comm/agree.h"
+#include "comm/allocate.h"
 #include "reduce/model_state.h"
 
 /* A rank's memory holds, for each piece, the step before whose update the piece was copied. Parameters and each state
@@ -32,17 +33,6 @@ static void copy(const ddp_model *model, float *to, const float *from, int64_t c
 	(void)ddp_place_copy(&model->place, to, from, (size_t)count * sizeof(*to));
 }
 
-static ddp_status share(const ddp_model *model, size_t bytes, void **all)
-{
-	void *own;
-	ddp_status status = ddp_mem_alloc(model->comm, bytes, &own);
-
-	if (status != DDP_OK)
-		return status;
-	all[model->units.rank] = own;
-	return ddp_comm_copies(model->comm, own, bytes, all);
-}
-
 static ddp_status allocate(const ddp_model *model, size_t bytes, ddp_undo *undo)
 {
 	void *own, *copied;
@@ -59,16 +49,20 @@ static ddp_status allocate(const ddp_model *model, size_t bytes, ddp_undo *undo)
 ddp_status ddp_undo_open(const ddp_model *model, int64_t most, bool shares, ddp_undo *undo)
 {
 	const ddp_units *units = &model->units;
+	const size_t parts = 1 + (size_t)model->optim.state_count, bytes = (size_t)most * sizeof(float);
 	ddp_undo made = { .most = most, .pieces = ddp_pieces_in(most) + units->count,
-	                  .memory = calloc((size_t)units->ranks, sizeof(*made.memory)) };
-	const size_t bytes = (1 + (size_t)model->optim.state_count) * (size_t)most * sizeof(float);
+	                  .memory = calloc(parts * (size_t)units->ranks, sizeof(*made.memory)) };
 
 	ddp_status status = made.memory != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d addresses", units->ranks);
+	if (shares && status == DDP_OK)
+		made.states = made.memory + units->ranks;
+	for (int i = 0; i < model->optim.state_count && shares && status == DDP_OK; i++)
+		status = ddp_comm_copies(model->comm, model->optim.state[i], bytes, made.states + i * units->ranks);
 	if (shares)
 		status = ddp_comm_agree(model->comm, status, "keep what an update changes");
 	if (status == DDP_OK)
-		status = shares ? share(model, (size_t)made.pieces * sizeof(int64_t) + bytes, made.memory)
-		                : allocate(model, bytes, &made);
+		status = shares ? ddp_host_share(model->comm, (size_t)made.pieces * sizeof(int64_t) + parts * bytes, made.memory)
+		                : allocate(model, parts * bytes, &made);
 	if (status == DDP_OK)
 		*undo = made;
 	else
@@ -113,12 +107,22 @@ void ddp_undo_forget(const ddp_model *model, const ddp_undo *undo)
 		atomic_store(&a.copied[i], 0);
 }
 
-void ddp_undo_rank(const ddp_model *model, const ddp_undo *undo, int rank, int64_t step, void *const *arenas, int count,
-                   float *const *states)
+static float *state_of(const ddp_model *model, const ddp_undo *undo, int rank, int i)
+{
+	return undo->states != NULL ? undo->states[i * model->units.ranks + rank] : model->optim.state[i];
+}
+
+void ddp_undo_rank(const ddp_model *model, const ddp_undo *undo, int rank, int64_t step, void *const *arenas,
+                   int count)
 {
 	const area a = area_of(model, undo, rank);
+	void *const own = model->params;
 	int64_t begin, end, now, number = 0, kept = 0;
 
+	if (arenas == NULL) {
+		arenas = &own;
+		count = 1;
+	}
 	for (int u = 0; u < model->units.count; u++) {
 		ddp_unit_slice(&model->units, &model->units.list[u], rank, &begin, &end);
 		for (; begin < end; begin += now, kept += now, number++) {
@@ -128,7 +132,7 @@ void ddp_undo_rank(const ddp_model *model, const ddp_undo *undo, int rank, int64
 			for (int i = 0; i < count; i++)
 				copy(model, (float *)arenas[i] + begin, a.values[0] + kept, now);
 			for (int i = 0; i < model->optim.state_count; i++)
-				copy(model, states[i] + kept, a.values[1 + i] + kept, now);
+				copy(model, state_of(model, undo, rank, i) + kept, a.values[1 + i] + kept, now);
 		}
 	}
 }

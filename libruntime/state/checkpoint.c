@@ -15,7 +15,7 @@
 #include "comm/agree.h"
 #include "context.h"
 #include "data/loader.h"
-#include "reduce/model.h"
+#include "reduce/model_state.h"
 #include "reduce/step.h"
 #include "reduce/tensors.h"
 #include "state/leader.h"
@@ -267,7 +267,7 @@ static ddp_status move_users(ddp_model *model, struct load *load)
 {
 	ddp_status status = ddp_leader_run(model, read_users, load, NULL, 0);
 
-	return status == DDP_OK ? ddp_users_scatter(ddp_model_comm(model), &load->users) : status;
+	return status == DDP_OK ? ddp_users_scatter(model->comm, &load->users) : status;
 }
 
 /* Does the work that can fail on this rank alone. */
@@ -275,7 +275,7 @@ static ddp_status prepare_load(ddp_model *model, struct load *load)
 {
 	ddp_status status = ddp_transfer_make(model, &load->transfer);
 
-	return status == DDP_OK ? ddp_users_prepare(ddp_comm_size(ddp_model_comm(model)), &load->users) : status;
+	return status == DDP_OK ? ddp_users_prepare(ddp_comm_size(model->comm), &load->users) : status;
 }
 
 /* Its samples are as many, or the loader refuses to move. */
@@ -343,7 +343,7 @@ static void take_hypers(struct load *load)
 
 static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *load)
 {
-	ddp_comm *comm = ddp_model_comm(model);
+	ddp_comm *comm = model->comm;
 	ddp_status status = ddp_model_drop_step(model);
 
 	if (status == DDP_OK)
@@ -359,7 +359,7 @@ static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *lo
 		status = seek_together(comm, loader, &load->position);
 	if (status != DDP_OK)
 		return status;
-	ddp_model_set_partly_updated(model, true);
+	model->partly_updated = true;
 	if (!load->position.has_extras)
 		ddp_model_forget_extras(model, &load->transfer.tensors);
 	status = ddp_transfer_run(&load->transfer);
@@ -371,7 +371,7 @@ static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *lo
 	/* From now on a rank may read what the others keep. */
 	status = ddp_comm_agree(comm, status, "keep the program's state");
 	if (status == DDP_OK)
-		ddp_model_set_partly_updated(model, false);
+		model->partly_updated = false;
 	return status;
 }
 
@@ -384,7 +384,7 @@ ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char 
 	if (path[0] == '\0')
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a file or directory to load is needed");
 	/* A newcomer gets what the other ranks have. */
-	if (ddp_model_context(model)->renewal.joins) {
+	if (model->context->renewal.joins) {
 		*step = 0;
 		return DDP_OK;
 	}
@@ -395,10 +395,10 @@ ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char 
 	ddp_users_free(&load.users);
 	if (status != DDP_OK) {
 		(void)ddp_fail_context(status, "checkpoint %s was not loaded", path);
-		ddp_watch_error(ddp_model_context(model)->watch, status);
+		ddp_watch_error(model->context->watch, status);
 		return status;
 	}
-	ddp_watch_go_on(ddp_model_context(model)->watch);
+	ddp_watch_go_on(model->context->watch);
 	*step = load.position.found ? load.position.step : 0;
 	return DDP_OK;
 }

@@ -9,7 +9,7 @@
 #include "base/thread.h"
 #include "base/wait.h"
 #include "comm/api.h"
-#include "reduce/model.h"
+#include "reduce/model_state.h"
 
 enum { MESSAGE_MAX = 1024 };
 
@@ -97,8 +97,8 @@ static ddp_status follow(ddp_comm *comm, struct verdict *verdict)
 ddp_status ddp_leader_run(const ddp_model *model, ddp_status (*work)(void *), void *argument,
                           void *result, size_t bytes)
 {
-	ddp_comm *comm = ddp_model_comm(model);
-	const int timeout_ms = ddp_model_context(model)->timeout_ms;
+	ddp_comm *comm = model->comm;
+	const int timeout_ms = model->context->timeout_ms;
 	struct verdict verdict = { 0 };
 	const int beat_ms = timeout_ms / 4 > 0 ? timeout_ms / 4 : 1;
 

@@ -36,15 +36,17 @@ static bool hyper_key(int hyper, char *key)
 }
 
 /* As many digits as it takes to read the same number again. */
-static void add_hyper(ddp_metadata *metadata, int hyper, double value)
+static void add_hypers(ddp_metadata *metadata, const double *hypers)
 {
-	char *key = metadata->keys[metadata->count];
-	char *text = metadata->numbers[metadata->count];
+	ddp_saved_hyper list[DDP_HYPERS];
+	const int count = ddp_hypers_list(hypers, list);
 
-	if (!hyper_key(hyper, key))
-		return;
-	ddp_format(text, DDP_METADATA_NUMBER_MAX, "%.17g", ddp_hyper_saved(hyper, value));
-	add_text(metadata, key, text);
+	for (int i = 0; i < count; i++) {
+		char *key = metadata->keys[metadata->count], *text = metadata->numbers[metadata->count];
+		snprintf(key, DDP_METADATA_KEY_MAX, "ddp.model.%s", list[i].key);
+		ddp_format(text, DDP_METADATA_NUMBER_MAX, "%.17g", list[i].value);
+		add_text(metadata, key, text);
+	}
 }
 
 void ddp_metadata_write(const ddp_position *position, int world_size, ddp_metadata *metadata)
@@ -54,8 +56,7 @@ void ddp_metadata_write(const ddp_position *position, int world_size, ddp_metada
 	add_text(metadata, "ddp.version", ddp_version());
 	add_number(metadata, "ddp.step", position->step);
 	add_number(metadata, "ddp.world_size", world_size);
-	for (int h = 0; h < DDP_HYPERS; h++)
-		add_hyper(metadata, h, position->hypers[h]);
+	add_hypers(metadata, position->hypers);
 	if (!position->has_loader)
 		return;
 	add_number(metadata, "ddp.loader.epoch", position->loader.epoch);

@@ -11,7 +11,7 @@
 #include "comm/agree.h"
 #include "context.h"
 #include "reduce/buddy.h"
-#include "reduce/model.h"
+#include "reduce/model_state.h"
 #include "reduce/step.h"
 #include "state/leader.h"
 #include "state/save.h"
@@ -190,12 +190,12 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 	if (status == DDP_OK)
 		status = ddp_save_end(model);
 	if (status == DDP_OK)
-		status = ddp_comm_agree(ddp_model_comm(model), prepare(model, transfer), "load parameters");
+		status = ddp_comm_agree(model->comm, prepare(model, transfer), "load parameters");
 	if (status == DDP_OK)
 		status = ddp_leader_run(model, open_params, params, transfer->taken, (size_t)transfer->tensors.count);
 	if (status != DDP_OK)
 		return status;
-	ddp_model_set_partly_updated(model, true);
+	model->partly_updated = true;
 	status = ddp_transfer_run(transfer);
 	if (status != DDP_OK)
 		return status;
@@ -205,7 +205,7 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 	/* Before ddp_model_broadcast_params(), parameters that are not loaded have no bf16 yet. */
 	ddp_model_round_all(model);
 	ddp_buddy_forget(model, ddp_model_step_count(model));
-	ddp_model_set_partly_updated(model, false);
+	model->partly_updated = false;
 	*loaded = 0;
 	for (int i = 0; i < transfer->tensors.count; i++)
 		*loaded += transfer->taken[i];
@@ -234,10 +234,10 @@ ddp_status ddp_model_load_params(ddp_model *model, const char *path, const ddp_l
 	ddp_transfer_free(&params.transfer);
 	if (status != DDP_OK) {
 		(void)ddp_fail_context(status, "parameters of %s were not loaded", path);
-		ddp_watch_error(ddp_model_context(model)->watch, status);
+		ddp_watch_error(model->context->watch, status);
 		return status;
 	}
-	ddp_watch_go_on(ddp_model_context(model)->watch);
+	ddp_watch_go_on(model->context->watch);
 	if (loaded != NULL)
 		*loaded = count;
 	return DDP_OK;

@@ -20,7 +20,7 @@
 #include "context.h"
 #include "data/loader.h"
 #include "kernels.h"
-#include "reduce/model.h"
+#include "reduce/model_state.h"
 #include "reduce/tensors.h"
 #include "state/leader.h"
 #include "state/lock.h"
@@ -112,7 +112,7 @@ static void let_go(void *attached)
 {
 	struct owner *owner = attached;
 
-	if ((ddp_model_saves(owner->model) ? await_file(owner->model) : end_background(owner)) != DDP_OK)
+	if ((owner->model->saves ? await_file(owner->model) : end_background(owner)) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	ddp_store_lock_release(owner->lock);
 	room_free(&owner->copies);
@@ -121,31 +121,30 @@ static void let_go(void *attached)
 
 /* Goes with the model of the other ranks once a save was begun. Without it they would wait for rank 0 in
    ddp_finalize(), which has a deadline. */
-static void follow(void *model)
+static void follow(void *attached)
 {
-	if (ddp_model_saves(model))
+	ddp_model *model = attached;
+
+	if (model->saves)
 		(void)await_file(model);
 }
 
 void ddp_save_follow(ddp_model *model, bool saves)
 {
-	ddp_model_set_saves(model, saves);
-	if (saves && ddp_model_attached(model) == NULL)
+	model->saves = saves;
+	if (saves && model->attached == NULL)
 		ddp_model_attach(model, model, follow);
 }
 
 static struct owner *owner_of(const ddp_model *model)
 {
-	void *attached = ddp_model_attached(model);
-
-	return attached != model ? attached : NULL;
+	return model->attached != model ? model->attached : NULL;
 }
 
 static ddp_store_writer writer_of(const ddp_model *model)
 {
-	const ddp_context *context = ddp_model_context(model);
-	const ddp_job *job = &context->job;
-	ddp_store_writer writer = { .job_id = job->job_id, .step_id = job->step_id, .requeues = context->requeues,
+	const ddp_job *job = &model->context->job;
+	ddp_store_writer writer = { .job_id = job->job_id, .step_id = job->step_id, .requeues = model->context->requeues,
 	                      .restarts = job->restart_count };
 
 	snprintf(writer.name, sizeof(writer.name), "rank %d of job %" PRIu32 ".%" PRIu32 " on %s, process %ld",
@@ -206,46 +205,22 @@ struct save {
 	ddp_model *model;
 };
 
-/* A file leaves out a tensor of zeros that it may lack. */
-static bool is_left_out(const ddp_tensor *tensor)
-{
-	return tensor->optional && dk_largest(tensor->data, ddp_tensor_elements(tensor)) == 0;
-}
-
-static ddp_status write_tensors(const struct save *save)
-{
-	const ddp_tensors *tensors = &save->tensors;
-	const int most = tensors->count + save->users.ranks;
-	ddp_safetensors_tensor *all = calloc((size_t)most + 1, sizeof(*all));
-	ddp_metadata metadata;
-	int count = 0;
-
-	if (all == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: no memory for a list of %d tensors", save->dir, most);
-	for (int i = 0; i < tensors->count; i++) {
-		const ddp_tensor *tensor = &tensors->list[i];
-		if (!is_left_out(tensor))
-			all[count++] = (ddp_safetensors_tensor){
-				.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape, .data = tensor->data,
-			};
-	}
-	count += ddp_users_tensors(&save->users, all + count);
-	ddp_metadata_write(&save->position, save->world_size, &metadata);
-	const ddp_status status = ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs, metadata.count,
-	                                          save->keep, save->owns ? &save->later : NULL, &save->writer);
-	free(all);
-	return status;
-}
-
-/* A resume would take the newest file, and train on from it in vain. */
-static ddp_status check_finite(const ddp_tensors *tensors)
+/* Lists what the file is to hold: it leaves out a tensor of zeros that it may lack. A resume would take a file that is
+   not finite, as the newest one, and train on from it in vain. */
+static ddp_status list_finite(const ddp_tensors *tensors, ddp_safetensors_tensor *all, int *count)
 {
 	for (int i = 0; i < tensors->count; i++) {
 		const ddp_tensor *tensor = &tensors->list[i];
-		if (!tensor->untrained && !isfinite(dk_largest(tensor->data, ddp_tensor_elements(tensor))))
+		const bool anything = tensor->untrained && !tensor->optional;
+		const float largest = anything ? 1 : dk_largest(tensor->data, ddp_tensor_elements(tensor));
+		if (!tensor->untrained && !isfinite(largest))
 			return ddp_fail(DDP_ERR_NOT_FINITE, "tensor %s holds an infinity or a NaN; the "
 			                "checkpoints before are kept: go back to one, with a lower learning "
 			                "rate", tensor->name);
+		if (!tensor->optional || largest != 0)
+			all[(*count)++] = (ddp_safetensors_tensor){
+				.name = tensor->name, .ndim = tensor->ndim, .shape = tensor->shape, .data = tensor->data,
+			};
 	}
 	return DDP_OK;
 }
@@ -285,13 +260,24 @@ static ddp_status collect(struct save *save)
 
 static ddp_status write_file(const struct save *save)
 {
-	/* It is in the host's memory, where the program's own queue may not reach. */
-	dk_queue *before = dk_use(NULL);
-	ddp_status status = check_finite(&save->tensors);
+	const int most = save->tensors.count + save->users.ranks;
+	ddp_safetensors_tensor *all = calloc((size_t)most + 1, sizeof(*all));
+	ddp_metadata metadata;
+	int count = 0;
 
-	if (status == DDP_OK)
-		status = write_tensors(save);
+	if (all == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "checkpoint directory %s: no memory for a list of %d tensors", save->dir, most);
+	/* Tensors are in the host's memory, where the program's own queue may not reach. */
+	dk_queue *before = dk_use(NULL);
+	ddp_status status = list_finite(&save->tensors, all, &count);
 	dk_use(before);
+	if (status == DDP_OK) {
+		count += ddp_users_tensors(&save->users, all + count);
+		ddp_metadata_write(&save->position, save->world_size, &metadata);
+		status = ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs, metadata.count, save->keep,
+		                         save->owns ? &save->later : NULL, &save->writer);
+	}
+	free(all);
 	return status;
 }
 
@@ -418,7 +404,7 @@ static ddp_status start_background(struct save *save)
 		return ddp_fail_errno(DDP_ERR_NOMEM, failed, "cannot start a thread that writes it (see ulimit -u)");
 	}
 	owner->background = background;
-	ddp_model_set_saves(save->model, true); /* also if the other ranks do not hear of it */
+	save->model->saves = true; /* also if the other ranks do not hear of it */
 	save->users = (ddp_users){ 0 };
 	save->tensors = (ddp_tensors){ 0 };
 	save->later = (ddp_later){ 0 };
@@ -448,10 +434,10 @@ static ddp_status end_file(void *argument)
 
 static ddp_status await_file(ddp_model *model)
 {
-	const bool begun = ddp_model_saves(model);
+	const bool begun = model->saves;
 
-	ddp_model_set_saves(model, false);
-	if (ddp_comm_broken(ddp_model_comm(model)))
+	model->saves = false;
+	if (ddp_comm_broken(model->comm))
 		return end_file(model);
 	return begun ? ddp_leader_run(model, end_file, model, NULL, 0) : DDP_OK;
 }
@@ -460,7 +446,7 @@ ddp_status ddp_checkpoint_wait(ddp_model *model)
 {
 	if (model == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_checkpoint_wait(): the model is NULL");
-	ddp_comm *comm = ddp_model_comm(model);
+	ddp_comm *comm = model->comm;
 	if (ddp_comm_rank(comm) != 0 && ddp_comm_broken(comm))
 		return ddp_fail(DDP_ERR_PEER, "whether rank 0 has written the checkpoint that was begun is not "
 		                "known here, since the job has failed: ddp_checkpoint_save() saves what this "
@@ -470,13 +456,13 @@ ddp_status ddp_checkpoint_wait(ddp_model *model)
 	ddp_status status = await_file(model);
 	ddp_model_set_phase(model, DDP_PHASE_IDLE);
 	if (status != DDP_OK && !alone)
-		ddp_watch_error(ddp_model_context(model)->watch, status);
+		ddp_watch_error(model->context->watch, status);
 	return status;
 }
 
 ddp_status ddp_save_end(ddp_model *model)
 {
-	ddp_comm *comm = ddp_model_comm(model);
+	ddp_comm *comm = model->comm;
 	ddp_status status = await_file(model);
 
 	if (status == DDP_OK || ddp_comm_broken(comm))
@@ -503,7 +489,7 @@ ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 	struct save save = { .dir = dir, .model = model, .writer = writer_of(model) };
 
 	/* The directory is that of the ranks which a newcomer is to join. */
-	if (ddp_model_context(model)->renewal.joins)
+	if (model->context->renewal.joins)
 		return DDP_OK;
 	/* A file that a thread of this process still writes is not the rest of a crash. */
 	ddp_status status = ddp_save_end(model);
@@ -533,7 +519,7 @@ static ddp_status save_alone(struct save *save)
 	/* Another thread may still write the file before. */
 	if (end_file(save->model) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
-	const ddp_status status = ddp_users_own(ddp_comm_rank(ddp_model_comm(save->model)), save->model, &save->users);
+	const ddp_status status = ddp_users_own(ddp_comm_rank(save->model->comm), save->model, &save->users);
 	return status == DDP_OK ? save_file(save) : status;
 }
 
@@ -545,7 +531,7 @@ static ddp_status save_together(struct save *save, ddp_status (*write)(void *sav
 	if (status == DDP_OK)
 		status = ddp_model_gather(save->model, &save->tensors);
 	if (status == DDP_OK)
-		status = ddp_users_gather(ddp_model_comm(save->model), save->model, &save->users);
+		status = ddp_users_gather(save->model->comm, save->model, &save->users);
 	return status == DDP_OK ? ddp_leader_run(save->model, write, save, NULL, 0) : status;
 }
 
@@ -556,14 +542,13 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: the %s is NULL", model == NULL ? "model" : "directory");
 	if (dir[0] == '\0' || keep < 0)
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
-	ddp_context *context = ddp_model_context(model);
 	/* A newcomer has nothing to save before it has joined the others. */
-	if (context->renewal.joins)
+	if (model->context->renewal.joins)
 		return DDP_OK;
 	/* Whether the world is broken is looked at before the model is. */
 	struct save save = {
-		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT, .alone = ddp_comm_broken(ddp_model_comm(model)),
-		.world_size = ddp_comm_size(ddp_model_comm(model)), .threads = dk_threads(),
+		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT, .alone = ddp_comm_broken(model->comm),
+		.world_size = ddp_comm_size(model->comm), .threads = dk_threads(),
 		.position = { .has_loader = loader != NULL }, .model = model, .writer = writer_of(model),
 	};
 	ddp_status status = ddp_model_begin_save(model, &save.position.step, save.position.hypers);
@@ -576,13 +561,13 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	free_save(&save);
 	ddp_model_set_phase(model, DDP_PHASE_IDLE);
 	if (status == DDP_OK) {
-		ddp_watch_go_on(context->watch);
+		ddp_watch_go_on(model->context->watch);
 		return DDP_OK;
 	}
 	(void)not_saved(status, save.position.step);
 	/* A rank that saves alone leaves the error there that broke the world. */
 	if (!save.alone)
-		ddp_watch_error(context->watch, status);
+		ddp_watch_error(model->context->watch, status);
 	return status;
 }
 

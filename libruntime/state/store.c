@@ -98,11 +98,6 @@ failed:
 
 /* ---- writing ------------------------------------------------------------------ */
 
-static ddp_status make_directory(const char *dir)
-{
-	return ddp_walk_make("checkpoint directory", dir);
-}
-
 static ddp_status sync_directory(const char *dir)
 {
 	int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -121,7 +116,7 @@ ddp_status ddp_store_prepare(const char *dir)
 {
 	char *probe;
 
-	ddp_status status = make_directory(dir);
+	ddp_status status = ddp_walk_make("checkpoint directory", dir);
 	if (status != DDP_OK)
 		return status;
 	if (asprintf(&probe, "%s/.probe-XXXXXX", dir) < 0)
@@ -272,7 +267,7 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_safetensors_pair *metadata, int pairs, int keep,
                            const ddp_later *later, const ddp_store_writer *writer)
 {
-	ddp_status status = make_directory(dir);
+	ddp_status status = ddp_walk_make("checkpoint directory", dir);
 	if (status != DDP_OK)
 		return status;
 

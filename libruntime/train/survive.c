@@ -69,7 +69,7 @@ static ddp_survivor describe(ddp_model *model, const ddp_loader *loader, ddp_sta
 		.copied = ddp_buddy_copied(model), .fitted = ddp_comm_size(model->comm),
 		.sharded = model->buddy != NULL,
 		.whole = !model->survival->updating, .learned = model->uses.learned,
-		.able = able == DDP_OK, .saves = ddp_model_saves(model),
+		.able = able == DDP_OK, .saves = model->saves,
 	};
 
 	memcpy(own.done, done, sizeof(own.done));

@@ -10,7 +10,7 @@
    page, or no slot is free, the slot is private memory. It is empty. NULL: no memory. *recorder (or NULL) becomes the
    slot's ring, which the caller unmaps; a private slot has none. */
 struct ddp_progress *ddp_page_map(const ddp_job *job, ddp_recorder *recorder);
-/* The same for nccl_plugins/profiler/watch: NULL also if there is no memfd, or a context of libddp has a slot. */
+/* The same for nccl_plugins/profiler/plugin: NULL also if there is no memfd, or a context of libddp has a slot. */
 struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job, ddp_recorder *recorder);
 /* The rank has ended its part, and not by an error that is only open; the text stays. */
 void ddp_page_close(struct ddp_progress *page);

@@ -700,7 +700,7 @@ static void load_params_after_half_a_load(ddp_context *context)
 
 	step_body(model, 1);
 	CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
-	ddp_model_set_partly_updated(model, true);
+	model->partly_updated = true;
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		CHECK(ddp_model_load_params(model, dir, ways[w], NULL) == DDP_ERR_STATE);
 		CHECK(test_says("were not loaded") && test_says("go back to the last checkpoint"));

@@ -63,7 +63,7 @@ static ddp_status batch_of(void *user, ddp_model *model, const ddp_batch *batch,
 	test_step_die(IN_STEP, (int)model->steps + 1);
 	test_step_await_harms((int)model->steps + 1);
 	/* ddp_model_free() waits for the end of a save with all ranks. */
-	CHECK(!ddp_model_saves(model) || ddp_model_attached(model) != NULL);
+	CHECK(!model->saves || model->attached != NULL);
 	ddp_status status = ddp_model_param_wait(model, DDP_ALL_PARAMS);
 	if (status != DDP_OK)
 		return status;
@@ -215,7 +215,7 @@ static void know_network(ddp_context *context)
 /* What all ranks have in the end. Newcomers know of the network what the others do. */
 static void look_at(ddp_model *model)
 {
-	ddp_context *context = ddp_model_context(model);
+	ddp_context *context = model->context;
 	size_t bytes;
 
 	CHECK(context->renewal.generation == 0 || ddp_world(context)->hier.link.measured ||

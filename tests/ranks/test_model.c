@@ -7,6 +7,9 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "comm/core/comm.h"
+#include "comm/shm/memory.h"
 #include "reduce/model_state.h"
 #include "reduce/tensors.h"
 #include "tests/support/context_ranks.h"
@@ -380,6 +383,54 @@ static int large_broadcast_body(ddp_context *context, void *user)
 
 TEST_RUNS(large_models_are_broadcast_in_chunks, assert_int_equal(run_ranks(2, large_broadcast_body, NULL), 0));
 
+static int copies_left = -1; /* so many further calls find addresses; negative: all do */
+
+ddp_status __real_ddp_memory_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
+ddp_status __wrap_ddp_memory_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
+
+ddp_status __wrap_ddp_memory_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies)
+{
+	if (copies_left >= 0 && copies_left-- == 0)
+		return ddp_fail(DDP_ERR_NOMEM, "no address");
+	return __real_ddp_memory_copies(comm, memory, bytes, copies);
+}
+
+static int shared_pieces(ddp_context *context)
+{
+	int count = 0;
+
+	for (const ddp_allocation *a = ddp_world(context)->roster->memory.list; a != NULL; a = a->next)
+		count++;
+	return count;
+}
+
+/* Each search for the addresses of other ranks' memory fails once. */
+static int addresses_body(ddp_context *context, void *user)
+{
+	static const ddp_shard shards[] = { DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
+
+	for (size_t i = 0; i < sizeof(shards) / sizeof(shards[0]); i++) {
+		const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAMW, .shard = shards[i], .buddy = true };
+		const int before = shared_pieces(context);
+		int calls = 0;
+		for (bool whole = false; !whole; calls++) {
+			ddp_model *model = NULL;
+			int64_t step;
+			copies_left = calls;
+			whole = ddp_model_create(context, three, 3, &options, &model) == DDP_OK &&
+				ddp_survive(model, NULL, DDP_OK, &step) == DDP_OK;
+			CHECK(whole || test_says("no address"));
+			ddp_model_free(model);
+			CHECK(shared_pieces(context) == before);
+		}
+		CHECK(calls > 3);
+	}
+	copies_left = -1;
+	return 0;
+}
+
+TEST_RUNS(memory_without_addresses_is_freed, assert_int_equal(run_ranks(2, addresses_body, NULL), 0));
+
 TEST(default_buckets_are_a_32nd_of_the_model)
 {
 	static const struct { int64_t model_mb, bucket_mb; } cases[] = {
@@ -402,7 +453,7 @@ static int tensors_body(ddp_context *context, void *user)
 	ddp_tensors tensors;
 
 	CHECK_OK(ddp_model_create(context, three, 3, NULL, &model));
-	CHECK(ddp_model_context(model) == context);
+	CHECK(model->context == context);
 	CHECK_OK(ddp_model_tensors(model, true, &tensors));
 	CHECK(tensors.count == 12);
 	for (int i = 0; i < 12; i++) {

@@ -14,7 +14,6 @@
 
 #include "base/error.h"
 #include "optim/rule.h"
-#include "reduce/buddies.h"
 #include "reduce/buddy.h"
 #include "reduce/model_state.h"
 #include "reduce/outbox.h"
@@ -466,7 +465,7 @@ static int saves_body_of(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_survive(model, NULL, DDP_OK, &steps));
 	CHECK_OK(ddp_checkpoint_save_async(model, NULL, test_folder, 3));
 	if (own_rank != 0) {
-		ddp_model_set_saves(model, false);
+		model->saves = false;
 		ddp_model_attach(model, NULL, NULL);
 	}
 	atomic_fetch_add(&run->arrived, 1);
@@ -476,7 +475,7 @@ static int saves_body_of(ddp_comm *comm, void *argument)
 		kill(getpid(), SIGKILL);
 	CHECK_OK(ddp_survive(model, NULL, ddp_barrier(comm), &steps));
 	/* Both ranks wait for the end of the save. */
-	CHECK(ddp_model_saves(model) && ddp_model_attached(model) != NULL);
+	CHECK(model->saves && model->attached != NULL);
 	ddp_model_free(model);
 	ddp_watch_close(context.watch);
 	return 0;

@@ -27,7 +27,8 @@ libruntime()
 		comm/api comm/adopt
 		context renewal data params optim reduce state train nccl_plugins python
 		preflight/schedule preflight/statistics preflight/finding preflight)
-	interfaces=(include wireup/open.h wireup/star.h comm/net/net.h comm/net/ucx.h comm/hier/hier.h reduce/model_state.h)
+	interfaces=(include wireup/open.h wireup/star.h comm/net/net.h comm/net/ucx.h comm/hier/hier.h comm/hier/algorithms.h
+		comm/nccl/lane.h reduce/model_state.h)
 }
 
 spank()

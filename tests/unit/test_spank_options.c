@@ -243,6 +243,56 @@ TEST(no_key_takes_a_line_feed)
 	}
 }
 
+/* `value` is the manual's default; "": the manual names none, so that the setting is off or empty. */
+static void is_default(const char *key, const char *value)
+{
+	const struct settings d = defaults();
+	const struct option *option = option_at(option_find(key, strlen(key)));
+	struct settings settings = d;
+	struct error error = { "" };
+
+	assert_non_null(option);
+	for (size_t i = 0; i < option->bytes && value[0] == '\0'; i++)
+		assert_int_equal(((const char *)&d)[option->at + i], 0);
+	if (strcmp(value, "SLURM's") == 0)
+		settings.grace_seconds = GRACE_OF_SLURM;
+	else if (value[0] != '\0' && !option_set(&settings, key, strlen(key), value, strlen(value), &error))
+		fail_msg("%s", error.text);
+	if (settings_silence_ms(&settings) == settings_silence_ms(&d))
+		settings.silence_seconds = d.silence_seconds;
+	if (strcmp(shown(&settings), "") != 0)
+		fail_msg("srun-ddp(7) has %s as the default of %s, which sets %s", value, key, shown(&settings));
+}
+
+TEST(manual_has_the_defaults)
+{
+	const char *source = getenv("srcdir");
+	char path[1024], line[1024] = "", key[32] = "", value[64] = "", *from, *to;
+	int keys = 0;
+
+	snprintf(path, sizeof(path), "%s/doc/srun-ddp.7", source != NULL ? source : ".");
+	FILE *manual = fopen(path, "r");
+	assert_non_null(manual);
+	while (strcmp(line, ".SH KEYS\n") != 0)
+		assert_non_null(fgets(line, sizeof(line), manual));
+	for (bool heading = false; fgets(line, sizeof(line), manual) != NULL && strncmp(line, ".SH", 3) != 0;
+	     heading = strcmp(line, ".TP\n") == 0) {
+		for (from = to = line; (*to = *from) != '\0'; from++)
+			to += *from != '\\';
+		if (!heading) {
+			(void)sscanf(line, "Default: %63[^.,\n]", value);
+			continue;
+		}
+		if (keys > 0)
+			is_default(key, value);
+		keys += sscanf(line, ".%*[BIR] %31[a-z-]", key);
+		value[0] = '\0';
+	}
+	is_default(key, value);
+	assert_null(option_at(keys));
+	fclose(manual);
+}
+
 /* The one task of its node, which may be a launcher, or one of two. */
 static struct identity task_among(uint32_t local_world_size)
 {

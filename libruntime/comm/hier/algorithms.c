@@ -4,10 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "comm/hier/direct.h"
-#include "comm/hier/recursive_doubling.h"
-#include "comm/hier/recursive_halving.h"
-
 /* The model knows links only: that a process of another node may have no core just then is worth so
    much of the time. */
 static const double ROUNDS_MARGIN = 0.98;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/hier/direct.h"
+#include "comm/hier/algorithms.h"
 
 #include <math.h>
 #include <string.h>

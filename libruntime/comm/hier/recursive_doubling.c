@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/hier/recursive_doubling.h"
+#include "comm/hier/algorithms.h"
 
 #include "comm/hier/local.h"
-#include "comm/hier/plan.h"
 #include "comm/hier/store.h"
 #include "comm/ops/combine_nodes.h"
 #include "comm/wait/await.h"

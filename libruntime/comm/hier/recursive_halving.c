@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/hier/recursive_halving.h"
+#include "comm/hier/algorithms.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "comm/hier/local.h"
-#include "comm/hier/plan.h"
-#include "comm/hier/reduction.h"
 #include "comm/hier/slices.h"
 #include "comm/hier/store.h"
 #include "comm/ops/combine_nodes.h"

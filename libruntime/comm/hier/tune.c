@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/hier/algorithms.h"
-#include "comm/hier/recursive_doubling.h"
 #include "comm/hier/slices.h"
 #include "comm/shm/memory.h"
 #include "comm/shm/node.h"

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/nccl/collective.h"
+#include "comm/nccl/lane.h"
 
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "comm/nccl/handle.h"
-#include "comm/nccl/reduction.h"
 #include "comm/ops/names.h"
 
 /* An operation while its calls are made. The first result that is an error stays. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/nccl/memory.h"
+#include "comm/nccl/lane.h"
 
 #include <stdlib.h>
 #include <unistd.h>

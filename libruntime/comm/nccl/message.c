@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/nccl/message.h"
+#include "comm/nccl/lane.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "comm/host.h"
 #include "comm/nccl/handle.h"
-#include "comm/nccl/reduction.h"
 #include "comm/request.h"
 
 /* A sender tells the receiver this of a message. */

@@ -10,11 +10,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/agree.h"
-#include "comm/nccl/collective.h"
 #include "comm/nccl/handle.h"
-#include "comm/nccl/memory.h"
-#include "comm/nccl/message.h"
-#include "comm/nccl/reduction.h"
+#include "comm/nccl/lane.h"
 #include "comm/on_device.h"
 #include "comm/request.h"
 

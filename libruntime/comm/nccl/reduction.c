@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/nccl/reduction.h"
+#include "comm/nccl/lane.h"
 
 #include <math.h>
 #include <string.h>
