@@ -139,7 +139,7 @@ typedef struct control {
 enum {
 	DDP_NET_BUCKETS = 64,
 	DDP_NET_SPARES = 32,
-	DDP_NET_SPARE_BYTES = 512 /* a record of comm/group/agreement among 1,000 ranks */
+	DDP_NET_SPARE_BYTES = 4096 /* what a node of 8 ranks tells in comm/group/agreement among 1,000 ranks */
 };
 
 typedef struct ddp_worker {
