@@ -175,6 +175,17 @@ __attribute__((visibility("default"))) ucs_status_t ucp_ep_create(ucp_worker_h w
 
 enum { MANY_NODES = 5, ON_EACH = 7 };
 
+/* Blocks of any size, of which words of the sum hold parts. */
+static void gather_little(ddp_comm *comm)
+{
+	unsigned char all[MANY_NODES * ON_EACH][3] = { 0 };
+	const unsigned char rank = (unsigned char)ddp_comm_rank(comm), own[3] = { rank, 255, (unsigned char)(rank + 1) };
+
+	CHECK_OK(ddp_all_gather(comm, own, all, sizeof(own), DDP_U8));
+	for (int r = 0; r < MANY_NODES * ON_EACH; r++)
+		CHECK(all[r][0] == r && all[r][1] == 255 && all[r][2] == r + 1);
+}
+
 /* Two between two nodes, of which both ends count. */
 static int shrink_by_few_connections(ddp_comm *comm, void *begun_by_all)
 {
@@ -183,6 +194,7 @@ static int shrink_by_few_connections(ddp_comm *comm, void *begun_by_all)
 	test_break(comm, DDP_ERR_ABORTED);
 	const int before = atomic_load(&connections);
 	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	gather_little(survivors);
 	atomic_fetch_add((atomic_int *)begun_by_all, atomic_load(&connections) - before);
 	CHECK_OK(ddp_barrier(survivors));
 	CHECK(atomic_load((atomic_int *)begun_by_all) <= 2 * MANY_NODES * (MANY_NODES - 1));
