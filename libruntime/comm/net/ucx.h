@@ -147,6 +147,7 @@ typedef struct ddp_worker {
 	ddp_roster *roster;
 	int users;             /* communicators, */
 	atomic_int working;    /* and those among them that are not down */
+	atomic_int making;     /* connections whose sockets UCX makes */
 	ucp_context_h context;
 	ucp_worker_h worker;
 	atomic_bool ended;     /* there is no worker of UCX's any more */

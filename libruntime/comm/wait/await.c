@@ -211,8 +211,10 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 	    atomic_load(&shared->failed_by) == 0) {
 		if (comm->net == NULL)
 			ddp_futex_wait(&self->bell, bell, timeout_ns);
-		else if (ddp_net_arm(comm->roster))
-			ddp_doorbell_sleep(doorbell, begun, ddp_net_fd(comm->roster), timeout_ns);
+		else if (ddp_net_arm(comm->roster)) {
+			const int fd = ddp_net_fd(comm->roster, &timeout_ns);
+			ddp_doorbell_sleep(doorbell, begun, fd, timeout_ns);
+		}
 	}
 	if (comm->net != NULL)
 		ddp_doorbell_end(doorbell);
