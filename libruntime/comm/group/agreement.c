@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -12,10 +11,7 @@
 #include "comm/net/net.h"
 #include "comm/wait/await.h"
 
-enum {
-	LOOK_MIN_US = 200, LOOK_MAX_US = 5000, /* between two looks */
-	LOOK_SHARE = 16 /* of the time that it has waited: many ranks may share a core */
-};
+enum { LOOK_MS = 5 /* between two looks, if nobody wakes the rank */ };
 
 static bool open_tellings(ddp_agreement *m)
 {
@@ -218,21 +214,74 @@ static bool is_waiting(ddp_agreement *m, bool late)
 	return waiting;
 }
 
+/* ---- sleeping ----------------------------------------------------------------------------- */
+
+/* Begins a sleep: from here on, others wake this rank. Returns what end_sleep() wants. */
+static uint32_t begin_sleep(const ddp_comm *comm)
+{
+	ddp_node_rank *self = ddp_lines_own(comm);
+	const uint32_t begun = comm->net != NULL ? ddp_doorbell_begin(&comm->roster->doorbell) : atomic_load(&self->bell);
+
+	atomic_store(&self->sleeps_for, DDP_SLEEPS_FOR_ANY);
+	return begun;
+}
+
+/* `sleeps`: until others wake this rank, a message comes, or it is time to look again. */
+static void end_sleep(const ddp_comm *comm, uint32_t begun, bool sleeps)
+{
+	uint64_t look_ns = LOOK_MS * UINT64_C(1000000);
+	ddp_node_rank *self = ddp_lines_own(comm);
+
+	if (sleeps && comm->net == NULL)
+		ddp_futex_wait(&self->bell, begun, look_ns);
+	else if (sleeps && ddp_net_arm(comm->roster)) {
+		const int fd = ddp_net_fd(comm->roster, &look_ns);
+		ddp_doorbell_sleep(&comm->roster->doorbell, begun, fd, look_ns);
+	}
+	if (comm->net != NULL)
+		ddp_doorbell_end(&comm->roster->doorbell);
+	atomic_store(&self->sleeps_for, DDP_AWAKE);
+}
+
+static void wake_node(ddp_comm *comm)
+{
+	for (int i = 0; i < comm->node.size; i++) {
+		if (i != comm->node.self)
+			ddp_node_wake_rank(comm, i);
+	}
+}
+
+/* Have all of this node come to the round? */
+static bool is_node_here(const ddp_agreement *m)
+{
+	for (int i = 0; i < m->comm->node.size; i++) {
+		if (m->present[m->comm->node.ranks[i]] && atomic_load(&m->comm->node.shared->ranks[i].agreement) < m->serial)
+			return false;
+	}
+	return true;
+}
+
+/* The last rank that comes to a round wakes the others, so that they carry what their node tells. The first that is
+   through with the round wakes them, too: others then have what it has. */
 static ddp_status look_for_all(ddp_agreement *m)
 {
 	const uint64_t start_ns = ddp_now_ns(), ms_ns = 1000000, timeout_ns = (uint64_t)m->timeout_ms * ms_ns;
+	ddp_comm *comm = m->comm;
+	ddp_status status;
+	bool waiting = true;
 
-	for (;;) {
+	if (is_node_here(m))
+		wake_node(comm);
+	do {
 		const uint64_t waited_ns = ddp_now_ns() - start_ns;
-		const bool late = waited_ns > timeout_ns;
+		const uint32_t begun = begin_sleep(comm);
 		mark_gone(m);
-		ddp_status status = look(m, (int64_t)(waited_ns / ms_ns));
-		if (status != DDP_OK || !is_waiting(m, late))
-			return status;
-		uint64_t sleep_us = waited_ns / 1000 / LOOK_SHARE;
-		sleep_us = sleep_us < LOOK_MIN_US ? LOOK_MIN_US : sleep_us;
-		usleep((useconds_t)(sleep_us > LOOK_MAX_US ? LOOK_MAX_US : sleep_us));
-	}
+		status = look(m, (int64_t)(waited_ns / ms_ns));
+		waiting = status == DDP_OK && is_waiting(m, waited_ns > timeout_ns);
+		end_sleep(comm, begun, waiting);
+	} while (waiting);
+	wake_node(comm);
+	return status;
 }
 
 ddp_status ddp_agreement_round(ddp_agreement *m, uint32_t stage, int verdict, bool decided, const void *data,
