@@ -3,8 +3,8 @@
    communicator tell each other something, over what still works of it: its
    shared memory and its connections.
 
-   On a node, ranks read in its shared memory what the others tell (comm/group/proposal). Between two nodes, two ranks of
-   each carry what their node's ranks have told to two ranks of the other node, which show it to all there
+   On a node, ranks read in its shared memory what the others tell (comm/group/proposal). Between two nodes, two ranks
+   of each carry what their node's ranks have told to two ranks of the other node, which show it to all there
    (comm/group/carry). So a round takes 4 messages between two nodes, and 2 connections, however many ranks the nodes
    have. The second path makes up for the first if a rank of that dies. If a rank of a path is lost, another one takes
    its place, and gets or carries the last round's records again: the lost one may have been through with that round

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm/group/proposal: what a rank tells in a round of comm/group/agreement, and the boards in a node's shared memory on
-   which its ranks show that, and what they were told by ranks of other nodes. */
+/* comm/group/proposal: what a rank tells in a round of comm/group/agreement, and the boards in a node's shared memory
+   on which its ranks show that, and what they were told by ranks of other nodes. */
 #pragma once
 
 #include "comm/core/comm.h"
@@ -96,7 +96,7 @@ bool ddp_proposal_is_sound(const ddp_agreement *m, const ddp_proposal *n, uint64
 /* Shows the ranks of this node this rank's record; and, once in a round, what was told of a rank of another node. */
 void ddp_board_show(ddp_agreement *m);
 void ddp_board_add(const ddp_agreement *m, const ddp_proposal *n);
-/* How many local rank i shows of other nodes in this round; and the k-th that it shows, 0 being its own, or NULL if that
-   is not of round `serial`. */
+/* How many local rank i shows of other nodes in this round; and the k-th that it shows, 0 being its own, or NULL if
+   that is not of round `serial`. */
 size_t ddp_board_others(const ddp_agreement *m, int i);
 const ddp_proposal *ddp_board_read(const ddp_agreement *m, int i, size_t k, uint64_t serial);
