@@ -140,7 +140,9 @@ comm_sources = \
 	libruntime/comm/nccl/reduction.c \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \
+	libruntime/comm/group/carry.c libruntime/comm/group/carry.h \
 	libruntime/comm/group/members.c \
+	libruntime/comm/group/proposal.c libruntime/comm/group/proposal.h \
 	libruntime/comm/group/shrink.c \
 	libruntime/comm/group/split.c \
 	libruntime/comm/group/world.c libruntime/comm/group/world.h

@@ -107,7 +107,7 @@ static void *attend(void *argument)
 		}
 		doze_ms = DOZE_MIN_MS;
 		if (!ddp_net_progress_all(a->roster) && ddp_net_arm(a->roster))
-			ddp_doorbell_attend(bell, ddp_net_fd(a->roster));
+			ddp_doorbell_attend(bell, ddp_net_fd(a->roster, NULL));
 		pthread_mutex_lock(&a->lock);
 		going = !a->stopping;
 		pthread_mutex_unlock(&a->lock);

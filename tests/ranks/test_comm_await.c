@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan; takes: 5 */
 /* What ends a wait, and what is taken for a peer's death. */
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -380,6 +382,45 @@ TEST(each_sleeper_is_woken_once)
 
 	RUN_WORLD(.ranks = MANY, .body = come_last, .argument = m);
 	test_unshare(m, sizeof(*m));
+}
+
+/* ---- a peer's death --------------------------------------------------------------- */
+
+static atomic_bool sleeps_long; /* no sleeper between nodes wakes by itself or by the network, the first that it polls */
+
+/* Stands before libc's. */
+__attribute__((visibility("default"))) int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
+                                                 const sigset_t *mask)
+{
+	const bool is_long = atomic_load(&sleeps_long);
+	struct timespec left = { 0 };
+
+	if (timeout != NULL)
+		left = *timeout;
+	return (int)syscall(SYS_ppoll, is_long ? fds + 1 : fds, is_long ? count - 1 : count,
+	                    timeout == NULL || is_long ? NULL : &left, mask, sizeof(uint64_t));
+}
+
+/* Of the first node's ranks, no other one has a connection with rank 1. No rank of the second node waits for it. */
+static int hear_of_a_death(ddp_comm *comm, void *argument)
+{
+	(void)argument;
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_barrier(comm));
+	atomic_store(&sleeps_long, ddp_comm_rank(comm) == 0);
+	if (ddp_comm_rank(comm) == 1) {
+		usleep(200000);
+		kill(getpid(), SIGKILL);
+	}
+	CHECK_FAILS(ddp_barrier(comm), DDP_ERR_PEER, "rank 1 on n0 died");
+	return 0;
+}
+
+TEST(sleeper_is_woken_by_the_death_of_a_rank_of_its_node)
+{
+	static const int nodes[] = { 0, 0, 1, 1 };
+
+	RUN_WORLD(.ranks = 4, .node_of = nodes, .body = hear_of_a_death, .expect_deaths = true);
 }
 
 /* ---- a peer's life --------------------------------------------------------------- */

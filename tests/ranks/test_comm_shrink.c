@@ -145,16 +145,15 @@ TEST(live_rank_that_stays_away_is_left_out_by_all)
 	}
 }
 
-/* Ranks 4 and 5, who would show on their node what ranks 0, 3 and others of the other one
-   tell: their node's others hear of it nevertheless. */
+/* Ranks 5 and 6 would carry what their node and the other one tell each other: all hear of it nevertheless. */
 static int shrink_without_two_of_a_node(ddp_comm *comm, void *done)
 {
 	test_break(comm, DDP_ERR_ABORTED);
-	go_on_without_the_late(comm, done, 4, 2, "went on without");
+	go_on_without_the_late(comm, done, 5, 2, "went on without");
 	return 0;
 }
 
-TEST(ranks_are_heard_though_those_who_would_show_it_stay_away)
+TEST(ranks_are_heard_though_those_who_would_carry_it_stay_away)
 {
 	static const int nodes[] = { 0, 0, 0, 0, 1, 1, 1, 1 };
 	atomic_int *done = test_share(sizeof(*done));

@@ -158,6 +158,64 @@ TEST_RUNS(rank_with_few_descriptors_gets_more, run_connected_late(shrink_with_fe
 
 TEST_RUNS(rank_without_descriptors_says_so, run_connected_late(connect_without_descriptors));
 
+/* ---- connections ---------------------------------------------------------------------------- */
+
+static atomic_int connections; /* that this rank has begun */
+
+/* Stands before UCX's. */
+__attribute__((visibility("default"))) ucs_status_t ucp_ep_create(ucp_worker_h worker, const ucp_ep_params_t *params,
+                                                                  ucp_ep_h *ep)
+{
+	ucs_status_t (*create)(ucp_worker_h, const ucp_ep_params_t *, ucp_ep_h *);
+
+	atomic_fetch_add(&connections, 1);
+	*(void **)&create = dlsym(RTLD_NEXT, "ucp_ep_create");
+	return create(worker, params, ep);
+}
+
+enum { MANY_NODES = 5, ON_EACH = 7 };
+
+/* Blocks of any size, of which words of the sum hold parts. */
+static void gather_little(ddp_comm *comm)
+{
+	unsigned char all[MANY_NODES * ON_EACH][3] = { 0 };
+	const unsigned char rank = (unsigned char)ddp_comm_rank(comm), own[3] = { rank, 255, (unsigned char)(rank + 1) };
+
+	CHECK_OK(ddp_all_gather(comm, own, all, sizeof(own), DDP_U8));
+	for (int r = 0; r < MANY_NODES * ON_EACH; r++)
+		CHECK(all[r][0] == r && all[r][1] == 255 && all[r][2] == r + 1);
+}
+
+/* Two between two nodes, of which both ends count. */
+static int shrink_by_few_connections(ddp_comm *comm, void *begun_by_all)
+{
+	ddp_comm *survivors;
+
+	test_break(comm, DDP_ERR_ABORTED);
+	const int before = atomic_load(&connections);
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	gather_little(survivors);
+	atomic_fetch_add((atomic_int *)begun_by_all, atomic_load(&connections) - before);
+	CHECK_OK(ddp_barrier(survivors));
+	CHECK(atomic_load((atomic_int *)begun_by_all) <= 2 * MANY_NODES * (MANY_NODES - 1));
+	CHECK_OK(ddp_comm_free(survivors));
+	return 0;
+}
+
+TEST(connections_are_as_many_as_nodes_need_and_not_ranks)
+{
+	int nodes[MANY_NODES * ON_EACH];
+	atomic_int *begun = test_share(sizeof(*begun));
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+	skip(); /* each process is dear */
+#endif
+	for (int r = 0; r < MANY_NODES * ON_EACH; r++)
+		nodes[r] = r / ON_EACH;
+	test_run_shrinking(MANY_NODES * ON_EACH, nodes, INT_MAX, shrink_by_few_connections, begun);
+	test_unshare(begun, sizeof(*begun));
+}
+
 /* ---- ranks that die with what they were to show ---------------------------------------------- */
 
 static ddp_comm *rounds_of;      /* of its rounds: */
@@ -184,7 +242,7 @@ __attribute__((visibility("default"))) unsigned int ucp_worker_progress(ucp_work
 	return progress(worker);
 }
 
-/* Ranks 1 to 3 are on one node. Of the first two, rank 0 has heard all that it waits for;
+/* Ranks 1 to 3 are on one node. Of the first two, which carry, rank 0 has heard all that it waits for;
    but rank 3 has not heard from rank 0. */
 static int shrink_without_those_who_show(ddp_comm *comm, void *argument)
 {

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -19,7 +20,7 @@
 
 void ddp_doorbell_init(ddp_doorbell *bell)
 {
-	*bell = (ddp_doorbell){ .pipe = { -1, -1 }, .attention_fd = -1 };
+	*bell = (ddp_doorbell){ .pipe = { -1, -1 }, .attention_fd = -1, .ends_fd = -1 };
 }
 
 ddp_status ddp_doorbell_open(ddp_doorbell *bell)
@@ -28,8 +29,19 @@ ddp_status ddp_doorbell_open(ddp_doorbell *bell)
 		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a pipe (see ulimit -n)");
 	if (bell->attention_fd < 0)
 		bell->attention_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return bell->attention_fd >= 0 ? DDP_OK
-		: ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make an eventfd (see ulimit -n)");
+	if (bell->attention_fd >= 0 && bell->ends_fd < 0)
+		bell->ends_fd = epoll_create1(EPOLL_CLOEXEC);
+	return bell->ends_fd >= 0 ? DDP_OK
+		: ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make an eventfd and an epoll instance (see ulimit -n)");
+}
+
+/* A process tells its end once. If it cannot be watched, sleepers look for its end themselves, after a while. */
+static void watch_end(const ddp_doorbell *bell, int pidfd)
+{
+	struct epoll_event end = { .events = EPOLLIN | EPOLLONESHOT };
+
+	if (pidfd >= 0)
+		(void)epoll_ctl(bell->ends_fd, EPOLL_CTL_ADD, pidfd, &end);
 }
 
 ddp_status ddp_doorbell_open_peers(ddp_comm *comm, const int *fds)
@@ -46,6 +58,7 @@ ddp_status ddp_doorbell_open_peers(ddp_comm *comm, const int *fds)
 		if (peer->bell < 0)
 			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the doorbell of rank %d on %s", rank,
 			                      peer->host);
+		watch_end(&comm->roster->doorbell, peer->pidfd);
 	}
 	return DDP_OK;
 }
@@ -62,6 +75,7 @@ void ddp_doorbell_close(ddp_doorbell *bell)
 	close_fd(&bell->pipe[0]);
 	close_fd(&bell->pipe[1]);
 	close_fd(&bell->attention_fd);
+	close_fd(&bell->ends_fd);
 }
 
 /* If the pipe is full, it wakes the sleeper anyway. */
@@ -106,6 +120,15 @@ uint32_t ddp_doorbell_begin(ddp_doorbell *bell)
 	return atomic_load(&bell->turn);
 }
 
+/* Each end that is taken wakes nobody any more. */
+static void take_ends(ddp_doorbell *bell)
+{
+	struct epoll_event ends[16];
+
+	if (epoll_wait(bell->ends_fd, ends, sizeof(ends) / sizeof(ends[0]), 0) > 0)
+		atomic_fetch_add(&bell->ends, 1);
+}
+
 /* Empties the pipe, as the one thread that polls it, and lets the others look. The
    turn changes before another thread can be the one that polls: it sees that what it
    was to be told may be gone. `own`: how many of the sleepers the caller is. */
@@ -123,7 +146,8 @@ static void take_notifications(ddp_doorbell *bell, int own)
 
 void ddp_doorbell_sleep(ddp_doorbell *bell, uint32_t begun, int fd, uint64_t timeout_ns)
 {
-	struct pollfd events[2] = { { .fd = fd, .events = POLLIN }, { .fd = bell->pipe[0], .events = POLLIN } };
+	struct pollfd events[3] = { { .fd = fd, .events = POLLIN }, { .fd = bell->pipe[0], .events = POLLIN },
+	                            { .fd = bell->ends_fd, .events = POLLIN } };
 	const struct timespec timeout = { .tv_sec = (time_t)(timeout_ns / 1000000000),
 	                                  .tv_nsec = (long)(timeout_ns % 1000000000) };
 
@@ -132,7 +156,9 @@ void ddp_doorbell_sleep(ddp_doorbell *bell, uint32_t begun, int fd, uint64_t tim
 		return;
 	}
 	if (atomic_load(&bell->turn) == begun)
-		(void)ppoll(events, 2, &timeout, NULL);
+		(void)ppoll(events, 3, &timeout, NULL);
+	if (events[2].revents != 0)
+		take_ends(bell);
 	take_notifications(bell, 1);
 }
 

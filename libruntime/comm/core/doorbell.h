@@ -6,7 +6,8 @@
 
    A process has one pipe for all its communicators and threads. One sleeping thread polls the pipe and
    the network; the other threads sleep on a futex. When the first thread has drained notifications from
-   the pipe, all of them look again, whichever communicator was notified. */
+   the pipe, all of them look again, whichever communicator was notified. The first thread also wakes when a process of
+   the node's ranks ends. */
 #pragma once
 
 #include <limits.h>
@@ -22,6 +23,8 @@
 typedef struct ddp_doorbell {
 	int pipe[2];           /* of this process: read and write end; -1: none */
 	int attention_fd;      /* an eventfd, for the thread of comm/attend */
+	int ends_fd;           /* an epoll instance of the processes of the node's ranks */
+	_Atomic uint32_t ends; /* changes after processes have ended */
 	atomic_bool polled;    /* a thread polls the pipe */
 	_Atomic uint32_t turn; /* futex of the others: how often it was emptied */
 	atomic_int sleepers;   /* threads that sleep, or are about to */
@@ -29,7 +32,7 @@ typedef struct ddp_doorbell {
 } ddp_doorbell;
 
 void ddp_doorbell_init(ddp_doorbell *bell);
-/* Makes the process's pipe; and opens those of the node's ranks, fds[comm->size]. */
+/* Makes the process's pipe; and opens those of the node's ranks, fds[comm->size], and watches their processes. */
 ddp_status ddp_doorbell_open(ddp_doorbell *bell);
 ddp_status ddp_doorbell_open_peers(ddp_comm *comm, const int *fds);
 void ddp_doorbell_close(ddp_doorbell *bell);

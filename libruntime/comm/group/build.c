@@ -149,6 +149,19 @@ static ddp_status connect_all(ddp_comm *comm, const neighbours *n)
 	return status;
 }
 
+/* Begins the connections that the members of a part of the world lack, so that they are made while the members tell
+   each other their offers. */
+static ddp_status connect_early(ddp_comm *comm)
+{
+	neighbours n;
+	ddp_status status = find_neighbours(comm, &n);
+
+	for (int i = 0; i < n.count && status == DDP_OK; i++)
+		ddp_net_begin_connection(comm, n.ranks[i]);
+	free(n.ranks);
+	return status;
+}
+
 /* Makes these connections, so that an unreachable node is found before the first operation: among few
    ranks all, among many those of recursive doubling, others when they are first used.
    Collective; of the world, once all ranks have all addresses. */
@@ -281,6 +294,8 @@ static ddp_status make_parts(building *b)
 		status = ddp_doorbell_open(&comm->roster->doorbell);
 	if (comm->topology.nodes > 1 && status == DDP_OK)
 		status = ddp_net_open(comm, &b->address, &b->address_bytes);
+	if (comm->topology.nodes > 1 && status == DDP_OK && b->address == NULL)
+		status = connect_early(comm);
 	return status;
 }
 

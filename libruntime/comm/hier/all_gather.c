@@ -6,6 +6,9 @@
 
 #include "base/error.h"
 #include "comm/core/offsets.h"
+#include "comm/hier/recursive_doubling.h"
+#include "comm/hier/store.h"
+#include "comm/net/net.h"
 #include "comm/ops/blocks.h"
 #include "comm/shm/memory.h"
 #include "comm/shm/node.h"
@@ -135,29 +138,90 @@ static ddp_status spread(all_gather *g)
 	return ddp_node_wait_steps(comm);
 }
 
-ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_operation *c)
+/* ---- few bytes of many ranks ------------------------------------------------------------- */
+
+/* Ranks of many are connected with some of the others. Each connection that is made for an operation takes longer than
+   the rounds in which the first ranks of the nodes add what each has to zeros. */
+static bool is_small(const all_gather *g)
 {
-	all_gather g = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type) };
-	const size_t mine = ddp_block_count(c, comm->rank), total = ddp_block_offset(comm, comm->size);
+	return g->comm->size > DDP_NET_FEW_RANKS && ddp_block_offset(g->comm, g->comm->size) * g->element <= DDP_SMALL_BYTES;
+}
+
+/* The first ranks put the blocks of all nodes into their slots. */
+static ddp_status add_up(const all_gather *g)
+{
+	ddp_comm *comm = g->comm;
+	const size_t total = ddp_block_offset(comm, comm->size) * g->element, words = (total + 7) / 8;
+	ddp_status status = ddp_hier_store_open(comm);
+
+	if (status == DDP_OK)
+		status = ddp_hier_store_grow(comm, 2 * words * sizeof(int64_t), 0);
+	if (status != DDP_OK)
+		return status;
+	char *all = comm->hier.store->buffers;
+	memset(all, 0, words * sizeof(int64_t));
+	for (int i = 0; i < comm->node.size; i++) {
+		const int r = comm->node.ranks[i];
+		const size_t bytes = ddp_block_count(g->c, r) * g->element;
+		memcpy(all + ddp_block_offset(comm, r) * g->element, ddp_node_payload(comm, i, bytes), bytes);
+	}
+	status = ddp_recursive_doubling_of(comm, DDP_I64, DDP_SUM, all, all + words * sizeof(int64_t), words, 0);
+	if (status == DDP_OK)
+		memcpy(ddp_result_slot(comm, 0, 0), all, total);
+	return status;
+}
+
+static ddp_status gather_small(const all_gather *g)
+{
+	ddp_comm *comm = g->comm;
+	const ddp_entry entry = { .payload = ddp_recv_block(comm, g->c, comm->rank),
+	                          .payload_bytes = ddp_block_count(g->c, comm->rank) * g->element };
+	ddp_status status = ddp_node_enter(comm, g->c, &entry);
+
+	if (status == DDP_OK && comm->node.self == 0)
+		status = add_up(g);
+	if (status == DDP_OK)
+		status = ddp_node_step(comm);
+	if (status != DDP_OK)
+		return ddp_message_give_up(comm, status);
+	for (int r = 0; r < comm->size; r++)
+		memcpy(ddp_recv_block(comm, g->c, r), ddp_result_slot(comm, 0, 0) + ddp_block_offset(comm, r) * g->element,
+		       ddp_block_count(g->c, r) * g->element);
+	return DDP_OK;
+}
+
+static ddp_status gather(all_gather *g)
+{
+	ddp_comm *comm = g->comm;
+	const ddp_operation *c = g->c;
+	const size_t total = ddp_block_offset(comm, comm->size);
 	/* Others read from one buffer, not from a list. */
-	const ddp_entry entry = { .recv = ddp_memory_find(comm, c->recv_list == NULL ? c->recv : NULL, total * g.element) };
+	const ddp_entry entry = { .recv = ddp_memory_find(comm, c->recv_list == NULL ? c->recv : NULL, total * g->element) };
 	ddp_transfer *transfers = calloc((size_t)comm->size + (size_t)comm->topology.nodes, sizeof(*transfers));
 	int count = 0;
 
 	if (transfers == NULL)
 		return ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory for the messages of %d ranks",
 		                      comm->size);
-	g.width = comm->node.stage_bytes / g.element;
-	char *place = ddp_recv_block(comm, c, comm->rank);
-	if (mine > 0 && place != c->send)
-		memcpy(place, c->send, mine * g.element);
+	g->width = comm->node.stage_bytes / g->element;
 	ddp_status status = ddp_node_enter(comm, c, &entry);
 	if (status == DDP_OK)
-		status = exchange(&g, transfers, &count);
+		status = exchange(g, transfers, &count);
 	if (status == DDP_OK)
-		status = spread(&g);
+		status = spread(g);
 	if (status != DDP_OK)
 		status = ddp_message_give_up(comm, status);
 	free(transfers);
 	return status;
+}
+
+ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_operation *c)
+{
+	all_gather g = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type) };
+	const size_t mine = ddp_block_count(c, comm->rank);
+	char *place = ddp_recv_block(comm, c, comm->rank);
+
+	if (mine > 0 && place != c->send)
+		memcpy(place, c->send, mine * g.element);
+	return is_small(&g) ? gather_small(&g) : gather(&g);
 }

@@ -217,6 +217,7 @@ static void sockets_made(void *request, ucs_status_t status, void *user)
 {
 	connection *c = user;
 
+	atomic_fetch_sub(&c->worker->making, 1);
 	ucp_request_free(request);
 	if (status != UCS_OK) {
 		connection_lost(c, c->ep, status);
@@ -226,7 +227,8 @@ static void sockets_made(void *request, ucs_status_t status, void *user)
 	ddp_ucx_due(c);
 }
 
-/* A flush ends when the sockets are made: nothing has been sent yet that it would wait for. */
+/* A flush ends when the sockets are made: nothing has been sent yet that it would wait for. Until then UCX polls for
+   room in a socket that has room. */
 static void make_sockets(connection *c)
 {
 	const ucp_request_param_t param = {
@@ -240,6 +242,8 @@ static void make_sockets(connection *c)
 		send_first(c);
 	else if (UCS_PTR_IS_ERR(request))
 		connection_lost(c, c->ep, UCS_PTR_STATUS(request));
+	else
+		atomic_fetch_add(&c->worker->making, 1);
 }
 
 bool ddp_ucx_connect(connection *c)

@@ -83,6 +83,7 @@ bool ddp_ucx_progress(ddp_worker *worker)
 }
 
 enum {
+	MAKING_NS = 200000, /* between two looks at connections that are being made */
 	CONNECTING_MS = 1000,
 	/* A rank that has closed the communicator is waited for this long. Data that it sent before may come by
 	   another of UCX's connections than this word. */
@@ -167,6 +168,16 @@ static ddp_status fail_connect(ddp_comm *comm, int peer)
 		return ddp_comm_check(comm);
 	return ddp_comm_break(comm, DDP_ERR_PEER, peer, "cannot connect to %s: %s", ddp_rank_text(comm, peer),
 	                      ddp_net_lost_reason(comm, peer));
+}
+
+void ddp_net_begin_connection(ddp_comm *comm, int peer)
+{
+	DDP_UCX_FOR_LIBDDP();
+
+	lock(comm);
+	if (!is_down(comm->net))
+		(void)ddp_ucx_connect(ddp_ucx_connection(comm->net, peer));
+	unlock(comm);
 }
 
 ddp_status ddp_net_connect(ddp_comm *comm, int peer)
@@ -453,11 +464,16 @@ bool ddp_net_arm(const ddp_roster *roster)
 	return armed;
 }
 
-int ddp_net_fd(const ddp_roster *roster)
+int ddp_net_fd(const ddp_roster *roster, uint64_t *timeout_ns)
 {
 	const ddp_worker *worker = roster->worker;
 
-	return worker->ended || atomic_load(&worker->working) == 0 ? -1 : worker->event_fd;
+	if (worker->ended || atomic_load(&worker->working) == 0)
+		return -1;
+	if (timeout_ns == NULL || atomic_load(&worker->making) == 0)
+		return worker->event_fd;
+	*timeout_ns = *timeout_ns < MAKING_NS ? *timeout_ns : MAKING_NS;
+	return -1;
 }
 
 bool ddp_net_down(const ddp_comm *comm)

@@ -68,7 +68,9 @@ void ddp_net_close(ddp_comm *comm);
 
 /* ---- the handshake ----------------------------------------------------------------- */
 
-/* Begins a connection to a rank of another node, if there is none yet. */
+/* Begins a connection to a rank of another node, if there is none yet. The first function leaves errors to the second;
+   its communicator needs no shared memory yet. */
+void ddp_net_begin_connection(ddp_comm *comm, int peer);
 ddp_status ddp_net_connect(ddp_comm *comm, int peer);
 /* Do both ends hear each other? And has the peer told that its connections are made? */
 bool ddp_net_settled(const ddp_comm *comm, int peer);
@@ -125,8 +127,10 @@ ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer);
 
 /* Prepares to sleep: false if there is something to progress first. Any thread. */
 bool ddp_net_arm(const ddp_roster *roster);
-/* The descriptor that has something to read when a message arrives; -1: nothing comes any more. Any thread. */
-int ddp_net_fd(const ddp_roster *roster);
+/* The descriptor that has something to read when a message arrives; -1: nothing comes any more. While UCX makes the
+   sockets of a connection, the descriptor would wake a sleeper all the time: if the caller gives the time for which it
+   sleeps, it gets -1 and a short time then. Any thread. */
+int ddp_net_fd(const ddp_roster *roster, uint64_t *timeout_ns);
 
 /* The communicator is broken: tells the ranks that this one is connected with, unless one of few told us, and ends
    all transfers. When it returns, their buffers are not touched any more: a peer that does not take or give what is

@@ -29,6 +29,10 @@ void ddp_net_join(ddp_comm *comm)
 {
 }
 
+void ddp_net_begin_connection(ddp_comm *comm, int peer)
+{
+}
+
 ddp_status ddp_net_connect(ddp_comm *comm, int peer)
 {
 	return ddp_net_open(comm, NULL, NULL);
@@ -138,7 +142,7 @@ bool ddp_net_arm(const ddp_roster *roster)
 	return true;
 }
 
-int ddp_net_fd(const ddp_roster *roster)
+int ddp_net_fd(const ddp_roster *roster, uint64_t *timeout_ns)
 {
 	return -1;
 }

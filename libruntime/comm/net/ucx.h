@@ -139,7 +139,7 @@ typedef struct control {
 enum {
 	DDP_NET_BUCKETS = 64,
 	DDP_NET_SPARES = 32,
-	DDP_NET_SPARE_BYTES = 512 /* a record of comm/group/agreement among 1,000 ranks */
+	DDP_NET_SPARE_BYTES = 4096 /* what a node of 8 ranks tells in comm/group/agreement among 1,000 ranks */
 };
 
 typedef struct ddp_worker {
@@ -147,6 +147,7 @@ typedef struct ddp_worker {
 	ddp_roster *roster;
 	int users;             /* communicators, */
 	atomic_int working;    /* and those among them that are not down */
+	atomic_int making;     /* connections whose sockets UCX makes */
 	ucp_context_h context;
 	ucp_worker_h worker;
 	atomic_bool ended;     /* there is no worker of UCX's any more */

@@ -211,8 +211,10 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 	    atomic_load(&shared->failed_by) == 0) {
 		if (comm->net == NULL)
 			ddp_futex_wait(&self->bell, bell, timeout_ns);
-		else if (ddp_net_arm(comm->roster))
-			ddp_doorbell_sleep(doorbell, begun, ddp_net_fd(comm->roster), timeout_ns);
+		else if (ddp_net_arm(comm->roster)) {
+			const int fd = ddp_net_fd(comm->roster, &timeout_ns);
+			ddp_doorbell_sleep(doorbell, begun, fd, timeout_ns);
+		}
 	}
 	if (comm->net != NULL)
 		ddp_doorbell_end(doorbell);
@@ -253,17 +255,20 @@ static ddp_status coalesce(ddp_comm *comm, const ddp_condition *wait)
 	return DDP_OK;
 }
 
-/* When what ends a wait was last looked for. */
+/* When what ends a wait was last looked for, and how many ends of processes were known then. */
 typedef struct looks {
 	uint64_t failed_ns, peers_ns;
+	uint32_t ends;
 } looks;
 
-/* Looks after the peers, not too often, and after the deadline. */
+/* Looks after the peers, when one has ended and otherwise not too often, and after the deadline. */
 static ddp_status check_others(ddp_comm *comm, const ddp_condition *wait, uint64_t now, looks *last)
 {
+	const uint32_t ends = atomic_load(&comm->roster->doorbell.ends);
 	ddp_status status = DDP_OK;
 
-	if (now - last->peers_ns >= LIVENESS_MS * ms_ns / 2) {
+	if (ends != last->ends || now - last->peers_ns >= LIVENESS_MS * ms_ns / 2) {
+		last->ends = ends;
 		last->peers_ns = now;
 		status = check_peers(comm, wait);
 	}
@@ -355,7 +360,7 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 	const uint64_t spins = beside ? SPINS_BESIDE : spins_of(comm);
 	bool coalesces = beside && wait->coalesce_ns > 0;
 	ddp_status status = DDP_OK;
-	looks last = { 0, 0 };
+	looks last = { .ends = 0 };
 	uint64_t in_vain = 0, yielding_since_ns = 0, awake_until_ns = 0;
 
 	for (uint64_t i = 0; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
