@@ -119,7 +119,7 @@ REASONS = (
     ("all_reduce", "^(64 KiB|1 MiB), .*unlimited", None, "UCX 1.13 reads messages into a buffer of its own, where ours sums them, "
      "and puts one of more than 64 KiB together from parts: 1 MiB in messages of 256 KiB took 3.6 times as long as in messages of "
      "60 KiB, which ours sends. Two bare sockets, whose pieces are of 57 KiB and go straight to their place, took 0.8 to 0.9 of "
-     "the time of ours for 1 MiB, and in pieces of 128 KiB twice as long."),
+     "the time of ours for 1 MiB, and in pieces of 128 KiB up to twice as long."),
     ("all_reduce", r"^(64 KiB|256 KiB|\d+ MiB), .*nodes", None, "the link is the limit, so that all who use it well are level."),
     ("all_reduce", "own memory", None, "each rank copies its input to shared memory, and the results from there, at the rate of the "
      "machine's memcpy. With memory of the library there is no copy."),
