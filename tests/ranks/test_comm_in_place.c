@@ -128,12 +128,12 @@ static int try_positions(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static const int nodes[RANKS] = { 0, 0, 1, 2 };
-static const int *const layouts[] = { NULL, nodes };
+static const int nodes[RANKS] = { 0, 0, 1, 2 }, one_and_three[RANKS] = { 0, 1, 1, 1 };
+static const int *const layouts[] = { NULL, nodes, one_and_three };
 
 static void run(int (*body)(ddp_comm *, void *))
 {
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < 3; i++)
 		RUN_WORLD(.ranks = RANKS, .node_of = layouts[i], .body = body);
 }
 

@@ -98,6 +98,88 @@ static int receive_in_order(ddp_comm *comm, void *argument)
 
 TEST_RUNS(messages_are_taken_in_the_order_of_their_receivers, run(0, receive_in_order, NULL));
 
+/* ---- what is taken where it came ---------------------------------------------------- */
+
+enum { TAKES = 20 };
+
+typedef struct taker {
+	bool agrees;
+	int calls;
+	float seen;
+} taker;
+
+static bool take(void *argument, const void *data)
+{
+	taker *t = argument;
+
+	t->calls++;
+	memcpy(&t->seen, data, sizeof(t->seen));
+	return t->agrees;
+}
+
+static ddp_envelope envelope_of(const ddp_comm *comm, uint64_t tag)
+{
+	return (ddp_envelope){
+		.tag = DDP_NET_P2P_TAG | tag, .source = ddp_comm_rank(comm),
+		.operation = { .kind = DDP_SEND, .type = DDP_F32, .count = 1 },
+	};
+}
+
+/* Asks for number i. Whoever lets messages move for another communicator, or for none, copies it. Returns true if
+   this thread took it. */
+static bool ask_for(ddp_comm *comm, int i, bool of_none)
+{
+	const ddp_envelope question = envelope_of(comm, 6);
+	taker t = { .agrees = i % 2 == 0 };
+	float buffer = -1, word = 0;
+	ddp_transfer transfers[2] = {
+		{ .peer = 1, .envelope = envelope_of(comm, 7), .buffer = &buffer, .bytes = sizeof(buffer), .take = take, .taker = &t },
+	};
+
+	ddp_net_recv_filled(comm, &transfers[0]);
+	CHECK_OK(ddp_net_send(comm, 1, &question, &word, sizeof(word), &transfers[1]));
+	while (of_none && !(transfers[0].done && transfers[1].done))
+		(void)ddp_net_progress_all(comm->roster);
+	CHECK_OK(ddp_await_transfers(comm, transfers, 2));
+	CHECK(t.calls <= !of_none && (t.calls == 0 || t.seen == (float)i));
+	CHECK(buffer == (t.calls == 1 && t.agrees ? -1 : (float)i));
+	return t.calls == 1;
+}
+
+static void answer(ddp_comm *comm, int i)
+{
+	const ddp_envelope question = envelope_of(comm, 6), number = envelope_of(comm, 7);
+	ddp_transfer transfer;
+	float x = (float)i, word;
+
+	ddp_net_recv(comm, 0, &question, &word, sizeof(word), &transfer);
+	CHECK_OK(ddp_await_transfers(comm, &transfer, 1));
+	CHECK_OK(ddp_net_send(comm, 0, &number, &x, sizeof(x), &transfer));
+	CHECK_OK(ddp_await_transfers(comm, &transfer, 1));
+}
+
+static int take_messages(ddp_comm *comm, void *argument)
+{
+	int taken = 0;
+
+	CHECK_OK(ddp_barrier(comm));
+	pthread_mutex_lock(&comm->run.lock);
+	comm->run.operation = &(const ddp_operation){ .kind = DDP_BARRIER };
+	comm->run.deadline_ns = 0;
+	for (int i = 0; i < TAKES; i++) {
+		if (ddp_comm_rank(comm) == 1)
+			answer(comm, i);
+		else
+			taken += ask_for(comm, i, i >= TAKES / 2);
+	}
+	pthread_mutex_unlock(&comm->run.lock);
+	CHECK(ddp_comm_rank(comm) == 1 || taken > 0);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+TEST_RUNS(messages_are_taken_where_they_came_by_their_own_thread, run(0, take_messages, NULL));
+
 /* ---- what is kept ------------------------------------------------------------------ */
 
 static int send_unasked(ddp_comm *comm, void *argument)

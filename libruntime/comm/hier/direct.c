@@ -26,8 +26,13 @@ static size_t chunk_for(const ddp_link *link, const ddp_shape *shape, size_t sli
                         size_t longest)
 {
 	const size_t limit = ddp_least(DDP_BUDGET_BYTES / DEPTH_MIN / (buffers + 1), link->chunk_bytes);
+	const size_t most = ddp_chunk_count(limit, shape->stage_bytes / slices, shape->element, shape->travel, longest);
 
-	return ddp_chunk_count(limit, shape->stage_bytes / slices, shape->element, shape->travel, longest);
+	/* Chunks are as long as each other: a short last one would take a message as they do. */
+	if (most < 64 || longest <= most)
+		return most;
+	const size_t even = ddp_quotient_up(longest, ddp_quotient_up(longest, most));
+	return ddp_quotient_up(even, 64) * 64;
 }
 
 static size_t depth_for(const ddp_shape *shape, size_t chunk, size_t slices)
@@ -165,18 +170,16 @@ static uint64_t tag_of(const ddp_reduction *x, int m, size_t s, int results)
 	return ddp_message_tag(x->comm, number & 0xffffff);
 }
 
+/* The rank of `node` with which this one exchanges the slice. */
+static int peer_of(const ddp_reduction *x, int node, int m)
+{
+	return ddp_channel_rank(x->comm, node, x->slices[x->mine[m]].channel);
+}
+
 static ddp_status send_to(ddp_reduction *x, int node, int m, size_t s, bool results,
                           const void *buffer, size_t bytes, ddp_transfer *t)
 {
-	return ddp_message_send(x->comm, ddp_channel_rank(x->comm, node, x->slices[x->mine[m]].channel),
-	                        tag_of(x, m, s, results), buffer, bytes, t);
-}
-
-static void receive_from(ddp_reduction *x, int node, int m, size_t s, bool results, void *buffer,
-                         size_t bytes, ddp_transfer *t)
-{
-	ddp_message_recv(x->comm, ddp_channel_rank(x->comm, node, x->slices[x->mine[m]].channel),
-	                 tag_of(x, m, s, results), buffer, bytes, t);
+	return ddp_message_send(x->comm, peer_of(x, node, m), tag_of(x, m, s, results), buffer, bytes, t);
 }
 
 /* ---- partial results ------------------------------------------------------------------------ */
@@ -197,23 +200,70 @@ static void *result_place(const ddp_reduction *x, const ddp_chunk *g, int m, ddp
 	return result_of(x, g, m);
 }
 
+/* Combines the nodes' parts into the places where they are wanted. */
+static void combine_slice(ddp_reduction *x, const ddp_chunk *g, int m, ddp_range range)
+{
+	void **places = x->comm->node.dst, *result = result_place(x, g, m, range);
+	ddp_combination last = { .type = x->c->type, .op = x->c->op, .divisor = x->divisor,
+	                         .ndst = ddp_local_places(x, x->mine[m], range, places), .dst = places };
+
+	if (x->spread && result == result_of(x, g, m))
+		places[last.ndst++] = result;
+	ddp_combine_nodes(&last, x->travel, x->parts, x->nodes, range.count, x->comm->hier.store->scratch);
+}
+
+/* Combines the other node's part while it is in the cache, a block at a time, which aligns it. Our part is there when
+   it is sent, and in place, the result goes to where it is sent from. */
+static bool combine_taken(void *taker, const void *data)
+{
+	alignas(64) char block[8192];
+	ddp_chunk *g = taker;
+	ddp_reduction *x = g->reduction;
+	const ddp_range range = chunk_range(x, 0, g->number);
+	ddp_range now = { range.begin, 0 };
+
+	if (g->send_count == 0 || !g->sends[0].done)
+		return false;
+	for (size_t done = 0; done < range.count; done += now.count) {
+		now.begin = range.begin + done;
+		now.count = ddp_least(range.count - done, sizeof(block) / x->travel_bytes);
+		memcpy(block, (const char *)data + done * x->travel_bytes, now.count * x->travel_bytes);
+		x->parts[!x->node] = block;
+		x->parts[x->node] = (void *)(uintptr_t)(own_partial(x, g, 0, range) + done * x->travel_bytes);
+		combine_slice(x, g, 0, now);
+	}
+	g->combined = true;
+	return true;
+}
+
+/* Between two nodes, all that a result waits for is one message. */
+static bool takes(const ddp_reduction *x)
+{
+	return x->nodes == 2 && x->mine_count == 1 && !x->spread;
+}
+
 /* Posts what is to come of chunk s of all slices. */
 static void post_receives(ddp_reduction *x, ddp_chunk *g, size_t s)
 {
 	int owned = 0;
 
+	g->send_count = g->recv_count = g->result_send_count = g->result_recv_count = 0;
+	g->reduction = x;
+	g->number = s;
+	g->combined = false;
 	for (int m = 0; m < x->mine_count; m++) {
 		const ddp_slice *p = &x->slices[x->mine[m]];
 		ddp_range range = chunk_range(x, m, s);
 		bool owner = ddp_owns(x, p);
 		for (int n = 1; owner && n < x->nodes && range.count > 0; n++) {
 			int node = (x->node + n) % x->nodes;
-			receive_from(x, node, m, s, false, incoming_of(x, g, owned, node), range.count * x->travel_bytes,
-			             &g->recvs[g->recv_count++]);
+			ddp_message_take(x->comm, peer_of(x, node, m), tag_of(x, m, s, false), incoming_of(x, g, owned, node),
+			                 range.count * x->travel_bytes, takes(x) ? combine_taken : NULL, g,
+			                 &g->recvs[g->recv_count++]);
 		}
 		if (!owner && x->spread && ddp_node_wants(x, p, x->node) && range.count > 0)
-			receive_from(x, p->owner, m, s, true, result_place(x, g, m, range),
-			             range.count * x->element, &g->result_recvs[g->result_recv_count++]);
+			ddp_message_recv(x->comm, peer_of(x, p->owner, m), tag_of(x, m, s, true), result_place(x, g, m, range),
+			                 range.count * x->element, &g->result_recvs[g->result_recv_count++]);
 		owned += owner;
 	}
 }
@@ -224,7 +274,6 @@ static ddp_status start(ddp_reduction *x, ddp_chunk *g, size_t s)
 {
 	ddp_status status = DDP_OK;
 
-	g->send_count = g->recv_count = g->result_send_count = g->result_recv_count = 0;
 	post_receives(x, g, s);
 	for (int k = 0; k < x->mine_count; k++) {
 		int m = (k + (x->node + 1) * x->mine_count / x->nodes) % x->mine_count;
@@ -243,7 +292,9 @@ static ddp_status start(ddp_reduction *x, ddp_chunk *g, size_t s)
 			if (status != DDP_OK)
 				return status;
 		}
-		(void)ddp_net_progress(x->comm);
+		/* Where there is only to send, all chunks go first: to receive between them contends for the TCP socket. */
+		if (!x->plain)
+			(void)ddp_net_progress(x->comm);
 	}
 	return DDP_OK;
 }
@@ -256,18 +307,6 @@ static void copy_to(void *const *places, int count, const void *from, size_t byt
 		if (places[i] != from)
 			memcpy(places[i], from, bytes);
 	}
-}
-
-/* Combines the nodes' parts into the places where they are wanted. */
-static void combine_slice(ddp_reduction *x, const ddp_chunk *g, int m, ddp_range range)
-{
-	void **places = x->comm->node.dst, *result = result_place(x, g, m, range);
-	ddp_combination last = { .type = x->c->type, .op = x->c->op, .divisor = x->divisor,
-	                         .ndst = ddp_local_places(x, x->mine[m], range, places), .dst = places };
-
-	if (x->spread && result == result_of(x, g, m))
-		places[last.ndst++] = result;
-	ddp_combine_nodes(&last, x->travel, x->parts, x->nodes, range.count, x->comm->hier.store->scratch);
 }
 
 static ddp_status send_result(ddp_reduction *x, ddp_chunk *g, int m, size_t s, ddp_range range)
@@ -337,7 +376,7 @@ static ddp_status combine_owned(ddp_reduction *x, size_t s, size_t newest)
 			x->parts[node] = incoming_of(x, g, owned, node);
 		x->parts[x->node] = (void *)(uintptr_t)own_partial(x, g, m, range);
 		owned++;
-		if (range.count == 0)
+		if (range.count == 0 || g->combined)
 			continue;
 		combine_slice(x, g, m, range);
 		if (x->spread)

@@ -64,6 +64,9 @@ typedef struct ddp_slice {
 
 /* A chunk of each of this channel's slices, under way. */
 typedef struct ddp_chunk {
+	struct ddp_reduction *reduction;
+	size_t number;
+	bool combined;         /* when it came, without a copy */
 	char *buffers;
 	ddp_transfer *sends, *recvs;  /* partial results */
 	ddp_transfer *result_sends, *result_recvs;

@@ -315,17 +315,22 @@ uint64_t ddp_net_sent_bytes(const ddp_comm *comm)
 void ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer,
                   size_t bytes, ddp_transfer *transfer)
 {
+	*transfer = (ddp_transfer){ .peer = peer, .envelope = *envelope, .buffer = buffer, .bytes = bytes };
+	ddp_net_recv_filled(comm, transfer);
+}
+
+void ddp_net_recv_filled(ddp_comm *comm, ddp_transfer *transfer)
+{
 	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = comm->net;
 
-	*transfer = (ddp_transfer){ .net = net, .peer = peer, .envelope = *envelope, .buffer = buffer,
-	                            .bytes = bytes };
+	transfer->net = net;
 	if (is_down(net))
 		return;
 	lock(comm);
 	/* Only an endpoint of one's own tells of the peer's death. A failure to
 	   connect is reported when the message is waited for. */
-	(void)ddp_ucx_connect(ddp_ucx_connection(net, peer));
+	(void)ddp_ucx_connect(ddp_ucx_connection(net, transfer->peer));
 	ddp_ucx_receive(net, transfer);
 	unlock(comm);
 }

@@ -32,6 +32,10 @@ static inline bool ddp_net_is_of_agreement(const ddp_envelope *envelope)
 /* In a world of at most so many ranks, every rank connects with every other at the beginning. */
 enum { DDP_NET_FEW_RANKS = 32 };
 
+/* Uses a message's data where they have come, at any alignment; false: they are to be copied to the buffer instead.
+   It is called by the thread that holds run.lock, with the lock of the connections: it calls nothing of comm/net. */
+typedef bool ddp_take_message(void *taker, const void *data);
+
 /* A transfer under way; the caller keeps it, and its buffer, in place until
    it is done or the communicator is broken. */
 typedef struct ddp_transfer {
@@ -43,6 +47,8 @@ typedef struct ddp_transfer {
 	void *buffer;              /* to receive into */
 	const void *data;          /* to send */
 	size_t bytes;
+	ddp_take_message *take;    /* NULL: what comes is copied to the buffer */
+	void *taker;
 } ddp_transfer;
 
 /* A message that nobody has asked for yet. */
@@ -102,6 +108,8 @@ ddp_status ddp_net_send(ddp_comm *comm, int peer, const ddp_envelope *envelope,
                         const void *buffer, size_t bytes, ddp_transfer *transfer);
 void ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer,
                   size_t bytes, ddp_transfer *transfer);
+/* Starts one that was filled in, with its peer, envelope, buffer, bytes, take and taker. */
+void ddp_net_recv_filled(ddp_comm *comm, ddp_transfer *transfer);
 /* Data of messages that this rank was asked to send so far. */
 uint64_t ddp_net_sent_bytes(const ddp_comm *comm);
 

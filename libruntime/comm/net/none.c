@@ -93,6 +93,10 @@ void ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *
 	*transfer = (ddp_transfer){ .peer = peer, .envelope = *envelope, .bytes = bytes };
 }
 
+void ddp_net_recv_filled(ddp_comm *comm, ddp_transfer *transfer)
+{
+}
+
 bool ddp_net_progress(ddp_comm *comm)
 {
 	return false;

@@ -93,7 +93,10 @@ static ddp_transfer *match_posted(ddp_net *net, const ddp_envelope *envelope)
 
 static void receive_now(ddp_net *net, ddp_transfer *t, const void *data, size_t bytes)
 {
-	if (bytes > 0)
+	/* Another thread that lets messages move does not take part in the operation. */
+	const bool taken = t->take != NULL && net->worker->current == net && t->take(t->taker, data);
+
+	if (bytes > 0 && !taken)
 		memcpy(t->buffer, data, bytes);
 	ddp_ucx_news(net);
 	atomic_store(&t->done, true);

@@ -63,9 +63,15 @@ ddp_status ddp_message_send(ddp_comm *comm, int peer, uint64_t tag, const void *
 void ddp_message_recv(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size_t bytes,
                       ddp_transfer *transfer)
 {
-	const ddp_envelope envelope = envelope_of(comm, tag);
+	ddp_message_take(comm, peer, tag, buffer, bytes, NULL, NULL, transfer);
+}
 
-	ddp_net_recv(comm, peer, &envelope, buffer, bytes, transfer);
+void ddp_message_take(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size_t bytes, ddp_take_message *take,
+                      void *taker, ddp_transfer *transfer)
+{
+	*transfer = (ddp_transfer){ .peer = peer, .envelope = envelope_of(comm, tag), .buffer = buffer, .bytes = bytes,
+	                            .take = take, .taker = taker };
+	ddp_net_recv_filled(comm, transfer);
 }
 
 /* ---- the survey ------------------------------------------------------------------------- */

@@ -19,6 +19,9 @@ ddp_status ddp_message_send(ddp_comm *comm, int peer, uint64_t tag, const void *
                             size_t bytes, ddp_transfer *transfer);
 void ddp_message_recv(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size_t bytes,
                       ddp_transfer *transfer);
+/* `take`, if it is not NULL, may use the data where they have come. */
+void ddp_message_take(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size_t bytes, ddp_take_message *take,
+                      void *taker, ddp_transfer *transfer);
 
 /* Breaks the communicator if a message did not fit its receiver, a peer sent its failure, or the rank `missing` (or
    DDP_NOBODY) is `lost`. A caller finds a rank lost first, then that it is still missing, because what the rank sent
