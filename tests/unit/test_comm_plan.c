@@ -12,7 +12,6 @@
 #include "comm/group/agreement.h"
 #include "comm/hier/algorithms.h"
 #include "comm/hier/plan.h"
-#include "comm/hier/recursive_halving.h"
 #include "comm/hier/tree.h"
 #include "comm/ops/blocks.h"
 #include "comm/ops/combine_nodes.h"

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "comm/core/offsets.h"
-#include "comm/hier/recursive_doubling.h"
+#include "comm/hier/algorithms.h"
 #include "comm/hier/store.h"
 #include "comm/net/net.h"
 #include "comm/ops/blocks.h"
