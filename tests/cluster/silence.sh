@@ -85,7 +85,7 @@ were_told()
 	slow=$(slowness)
 	status_is 0 "$name: the ranks that are left end"
 	prints_times 4 '^rank [0-3]: error [0-9]+ DDP_ERR_PEER .*node n2 \(ranks 4-5\) has been silent for [0-9.]+ s' "$name: all have the error that names the node"
-	same 1 "$(sed -n 's/^rank [0-3]: error [0-9]* //p' <<<"$output" | sort -u | wc -l)" "$name: all say the same sentence"
+	same 1 "$(sed -nE '/^rank [0-3]: error /{s/^rank [0-3]: error [0-9]* //; s/silent for [0-9.]+ s/silent/; p}' <<<"$output" | sort -u | wc -l)" "$name: all say the same sentence"
 	latest=$(sed -n 's/^rank [0-3]: error \([0-9]*\) .*/\1/p' <<<"$output" | sort -n | tail -n 1)
 	took=$((${latest:-999999999} - lost_ms))
 	[ $took -lt $((silence * 1000 + 1500 * slow)) ]

@@ -453,14 +453,17 @@ TEST(broadcasts_take_the_tree_that_suits_nodes_and_chunks)
 /* On a node of one rank, among as many nodes. */
 static void expect_room(int size)
 {
-	int rank = 0;
+	int rank = 0, *node_begin = calloc((size_t)size + 1, sizeof(*node_begin));
 	ddp_peer self = { .pid = getpid() };
 	ddp_roster roster = { .peers = &self };
 	ddp_comm comm = { .roster = &roster, .size = size, .node = { .size = 1, .ranks = &rank },
-	                  .topology = { .nodes = size, .world_ranks = &rank } };
+	                  .topology = { .nodes = size, .world_ranks = &rank, .node_begin = node_begin } };
 	ddp_agreement agreement;
 	const int fd = ddp_segment_create(DDP_SEGMENT_START_BYTES);
 
+	assert_non_null(node_begin);
+	for (int node = 0; node <= size; node++)
+		node_begin[node] = node;
 	assert_true(fd >= 0);
 	assert_int_equal(ddp_node_map(&comm, fd), DDP_OK);
 	assert_int_equal(ddp_agreement_open(&agreement, &comm), DDP_OK);
@@ -470,6 +473,7 @@ static void expect_room(int size)
 	ddp_node_unmap(&comm);
 	close(fd);
 	free(comm.node.incoming);
+	free(node_begin);
 }
 
 TEST(rank_has_room_for_what_all_others_tell)

@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # runs: unit
 # configure --help lists every option that documents, scripts and configure's own messages name; each source names its licence.
