@@ -254,14 +254,15 @@ struct options {
 
 static const option_row rows[] = {
 	{OPTION_INT, "spawn", "N", AT(spawn), "start N ranks on this host, without a launcher", 2, 1024},
-	{OPTION_FLAG, "list", NULL, AT(list), "the mistakes alone"},
+	{OPTION_FLAG, "list", NULL, AT(list), "list the mistakes"},
 };
 
 static const option_form form = {.program = "broken", .usage = "[--spawn N] MISTAKE | --list",
 	.about = "Makes one of the classic mistakes of data-parallel training, to show what the library\n"
 	         "says to it. Start it with srun --ddp and two ranks or more, or with --spawn.",
 	.rows = rows, .count = sizeof(rows) / sizeof(rows[0]),
-	.end = "Exit status: 3 the library reported an error, as it should; 1 it did not; 0 of the last\n"
+	.end = "MISTAKE is one of those that --list shows.\n\n"
+	       "Exit status: 3 the library reported an error, as it should; 1 it did not; 0 of the last\n"
 	       "two, with which a program ends well: the library warns (ddp_set_log()), or clears the\n"
 	       "gradients itself; 2 usage.\n",
 	.operand = true, .wrong = EXIT_USAGE};

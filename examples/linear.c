@@ -115,6 +115,8 @@ int main(int argc, char **argv)
 	struct options o = {.steps = 400, .learning_rate = 0.3};
 
 	options_read(&form, argc, argv, &o);
+	if (!(o.learning_rate > 0))
+		options_wrong(&form, "--lr %g: must be above 0", o.learning_rate);
 	rank_spawn(form.program, o.spawn);
 	return train(&o);
 }

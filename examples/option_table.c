@@ -181,6 +181,11 @@ const char *options_read(const option_form *form, int argc, char **argv, void *o
 		if (row->kind != OPTION_HEADING)
 			known[count++] = (struct option){row->name, row->kind != OPTION_FLAG, NULL, OPTION_ROW + i};
 	}
+	/* The help shows defaults, so it comes before any option has changed one. */
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], "--help") == 0)
+			print_help(form, options);
+	}
 	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
 		if (id == OPTION_HELP)
 			print_help(form, options);

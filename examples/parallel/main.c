@@ -298,6 +298,8 @@ int main(int argc, char **argv)
 	training t = {0};
 
 	options_read(&form, argc, argv, &o);
+	if (!(o.learning_rate > 0))
+		options_wrong(&form, "--lr %g: must be above 0", o.learning_rate);
 	if (o.resume && o.checkpoint == NULL)
 		options_wrong(&form, "--resume needs --checkpoint DIR");
 	rank_spawn(form.program, o.spawn);

@@ -17,7 +17,7 @@ static const option_row rows[] = {
 	 "makes such data"},
 	{OPTION_INT, "batch", "N", AT(batch), "images per rank and micro-batch", 1, 1 << 20},
 	{OPTION_INTEGER, "images-per-update", "N", AT(images_per_update), "of all ranks together: says how many "
-	 "micro-batches a step has (1)", 1, MOST},
+	 "micro-batches a step has (one)", 1, MOST},
 	{OPTION_INTEGER, "steps", "N", AT(steps), "steps in all, also when resumed", 1, MOST},
 	{OPTION_OPTIMIZER, "optimizer", "NAME", AT(optimizer), ""},
 	{OPTION_REAL, "lr", "X", AT(learning_rate), "learning rate"},
@@ -42,7 +42,7 @@ static const option_row rows[] = {
 	 "ranks)", 1, 4096},
 	{OPTION_INT, "readers", "N", AT(readers), "threads per rank that read images ahead", 1, 256},
 	{OPTION_FLAG, "verbose", NULL, AT(verbose), "tell what the library does, on stderr"},
-	{OPTION_INT, "depth", "N", AT(resnet.depth), "18, or 50, of bottlenecks", 18, 50},
+	{OPTION_INT, "depth", "N", AT(resnet.depth), "18, or 50, of bottlenecks", 1, 1000},
 	{OPTION_INT, "width", "N", AT(resnet.width), "channels of the first stage", 1, 1024},
 	{OPTION_FLAG, "imagenet-stem", NULL, AT(resnet.imagenet_stem), "begin with a window of 7 and a pool, each of stride "
 	 "2, as for large images"},
