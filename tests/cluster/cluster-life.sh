@@ -187,7 +187,7 @@ fi
 # What goes wrong is said.
 capture "$tool" start --dir $one --no-plugin --conf 'SelectType=select/nonsense'
 status_is 1 "a cluster whose daemons end does not start"
-prints 'slurmctld ended' "which daemon ended is said"
+prints '(slurmctld|slurmd of n0) ended' "which daemon ended is said"
 prints 'nonsense' "the end of its log is shown"
 leaves_nothing "nothing is left of it"
 capture "$tool" start --dir $one --plugin /nowhere.so
