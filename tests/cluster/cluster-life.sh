@@ -127,7 +127,7 @@ PATH=$work/bin:$PATH ended_at TERM $one/head.pid
 status_is 143 "start ends by SIGTERM although nothing ends the cluster's first process with the one above"
 leaves_nothing "and cleans up"
 # Somebody still makes files there while it is removed.
-(until [ -d $one/log ]; do :; done; for ((i = 0; i < 40000; i++)); do : >$one/log/$i || exit; done) 2>/dev/null &
+(until [ -d $one/log ]; do :; done; for ((i = 0; i < 8000; i++)); do : >$one/log/$i || exit; done) 2>/dev/null &
 filling=$!
 PATH=$work/bin:$PATH ended_at TERM $one/log/100
 kill $filling 2>/dev/null
