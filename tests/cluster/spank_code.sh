@@ -42,6 +42,8 @@ went_on='if [ $RANK = 1 ]; then exit 3; fi; sleep 1; echo done'
 capture as_user srun -K0 --ddp -N2 --ntasks-per-node=2 sh -c "$went_on"
 prints_times 3 '^done$' "-K0 lets the others go on"
 prints_times 1 'ddp: rank 1 of 4' "after the report"
+capture as_user env SLURM_KILL_BAD_EXIT=0 srun --ddp -N2 --ntasks-per-node=2 sh -c "$went_on"
+prints_times 3 '^done$' "so does SLURM_KILL_BAD_EXIT=0"
 ended='if [ $RANK = 1 ]; then exit 3; fi; sleep 30 && echo done'
 capture as_user srun -K0 --ddp=on-failure=kill -N2 --ntasks-per-node=2 sh -c "$ended"
 prints_not '^done$' "on-failure=kill counts more"
@@ -55,7 +57,7 @@ site=(env SLURM_CONF="$work/ends.conf" srun)
 fails_as_1='if [ $RANK = 1 ]; then sleep 0.3; exit 7; fi; exec sleep 60'
 # named NAME: rank 1 is named, once, and its code is srun's
 named() { same "7 1" "$status $(grep -cE 'ddp: rank 1 of [234] on n[01] exited with code 7' <<<"$output")" "$1"; }
-for ends in 'srun -K1' "${site[*]}"; do
+for ends in 'srun -K1' 'env SLURM_KILL_BAD_EXIT=1 srun' "${site[*]}"; do
 	read -ra words <<<"$ends"
 	capture as_user "${words[@]}" --ddp -N2 --ntasks-per-node=2 sh -c "$fails_as_1"
 	named "${ends%% SLURM_CONF*}: the first failure and its code are told"

@@ -35,6 +35,7 @@ capture on_node n0 setpriv --reuid="$daemon" --regid="$daemon" --clear-groups ca
 prints 'Permission denied' "another user cannot read the task's environment"
 capture on_node n0 sh -c 'for e in /proc/[0-9]*/environ; do
 	tr "\0" "\n" <$e 2>/dev/null | grep -q ^DDP_KEY && stat -c %u $e; done; true'
+prints '^65534$' "the user's processes hold the key"
 prints_not '^0$' "and no process of root holds the key"
 capture on_node n0 setpriv --reuid="$daemon" --regid="$daemon" --clear-groups ls "/proc/$pid/fd"
 prints 'Permission denied' "nor reach its descriptors"

@@ -131,6 +131,14 @@ is_soon "$(since_loss ' code')" 9500 "and srun ends when they have ended"
 prints '^next 0$' "the next step starts"
 power_on n1
 
+start 3 srun --ddp=silence=2,on-failure=continue -N3 sh -c "$(sleeps 6)"
+power_off n1
+finish
+status_is 1 "on-failure=continue: srun ends with 1"
+prints_times 1 'ddp: node n1 .*has been silent' "it names the node"
+is_soon $((ended_at - lost_at)) 9500 "and ends when the others have ended"
+power_on n1
+
 start 1 srun --ddp=silence=2 -N1 -w n1 sh -c "$(sleeps 1000)"
 power_off n1
 finish
@@ -189,6 +197,18 @@ head scontrol resume "$(<"$cluster/work/id")"
 finish
 status_is 0 "scontrol suspend and resume"
 prints_not 'ddp: ' "that is nothing, either"
+
+start 3 srun --ddp=silence=3 -N3 sh -c "$(sleeps 6)"
+burners=''
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do
+	nice -n -5 timeout 4 sh -c 'while :; do :; done' &
+	burners+=" $!"
+done
+finish
+# shellcheck disable=SC2086
+wait $burners
+status_is 0 "a busy machine"
+prints_not 'ddp: ' "is none that is silent"
 
 # ---- without it -------------------------------------------------------------------------------------
 

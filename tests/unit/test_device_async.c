@@ -5,6 +5,7 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -95,6 +96,25 @@ TEST(a_host_that_touches_the_memory_dies)
 	assert_int_equal(signal_of(use_its_end), SIGSEGV);
 }
 
+TEST(memory_in_use_is_not_freed)
+{
+	struct fixture f;
+	struct gate gate;
+	void *pinned;
+
+	gate_init(&gate);
+	set_up(&f);
+	OK(ddp_device_host_alloc(f.device, BYTES, &pinned));
+	OK(ddp_device_launch(f.device, f.queues[0], pass_gate, &gate));
+	OK(ddp_device_copy(f.device, f.queues[0], pinned, f.memory[0], BYTES));
+	FAILS(ddp_device_free(f.device, f.memory[0]), DDP_ERR_INVALID, "has work that uses it");
+	FAILS(ddp_device_host_free(f.device, pinned), DDP_ERR_INVALID, "has work that uses it");
+	sem_post(&gate.opened);
+	OK(ddp_device_queue_sync(f.device, f.queues[0]));
+	OK(ddp_device_host_free(f.device, pinned));
+	tear_down(&f);
+}
+
 /* ---- order ---- */
 
 /* memory[0] goes to memory[1] on queue 0, and from there to the host on queue 1. */
@@ -173,6 +193,40 @@ TEST(functions_are_checked_where_they_ask_for_a_view)
 	}
 }
 
+TEST(the_hosts_side_is_checked_too)
+{
+	struct fixture f;
+	unsigned char host[BYTES] = { 0 };
+
+	set_up(&f);
+	OK(ddp_device_copy(f.device, f.queues[0], host, f.memory[0], BYTES));
+	FAILS(ddp_device_copy(f.device, f.queues[1], f.memory[1], host + 1000, 10), DDP_ERR_IO,
+	      "no event puts");
+	tear_down(&f);
+}
+
+/* An event that is recorded again does not let go of who waits for the record before. */
+TEST(who_waits_for_an_earlier_record_still_waits)
+{
+	struct fixture f;
+	struct gate gate;
+	unsigned char sent[BYTES], got[BYTES];
+
+	gate_init(&gate);
+	set_up(&f);
+	memset(sent, 9, BYTES);
+	OK(ddp_device_launch(f.device, f.queues[0], pass_gate, &gate));
+	OK(ddp_device_copy(f.device, f.queues[0], f.memory[0], sent, BYTES));
+	OK(ddp_device_event_record(f.device, f.event, f.queues[0]));
+	OK(ddp_device_queue_wait(f.device, f.queues[1], f.event));
+	OK(ddp_device_copy(f.device, f.queues[1], got, f.memory[0], BYTES));
+	OK(ddp_device_event_record(f.device, f.event, NULL));
+	OK(ddp_device_event_sync(f.device, f.event)); /* of the default queue, which had nothing to do */
+	sem_post(&gate.opened);
+	OK(ddp_device_queue_sync(f.device, f.queues[1]));
+	assert_memory_equal(sent, got, BYTES);
+	tear_down(&f);
+}
 
 int main(void)
 {

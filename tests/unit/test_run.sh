@@ -31,14 +31,17 @@ echo "bad indeed"
 END
 chmod 755 "$work/bin/shellcheck"
 
+# again FAILURES ARGUMENT...: another run with the cache of the last one
+again() { FAILURES=$1 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install "${@:2}"; }
 # run FAILURES ARGUMENT...
 run()
 {
 	rm -rf "$work/asked" "$XDG_CACHE_HOME"
-	FAILURES=$1 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install "${@:2}"
+	again "$@"
 }
 run 0 lint/slurm/good lint/slurm/bad
 check "tests that pass are counted" closes_with '2 passed, 0 failed'
+check "and the status is 0" status_is 0
 check "nothing is left of them" test -z "$(ls "$work/tmp")"
 run 1 lint/slurm/good lint/slurm/bad
 check "one failure is one, without --repeat-failed" closes_with '1 passed, 1 failed'
@@ -46,8 +49,35 @@ check "and the status is 1" status_is 1
 check "it is named" prints '^  lint/slurm/bad: '
 check "the folder with its log is named" prints '^What failed left its logs in /'
 check "and holds it" grep -qr 'bad indeed' "$(sed -n 's/^What failed left its logs in //p' "$work/out")"
+run 1 --repeat-failed 2 lint
+check "a test that passes by itself counts as passed" prints '^[0-9]+ passed, 0 failed$'
+check "after a line that calls it flaky" prints '^flaky: lint/slurm/bad$'
+check "its folder is kept" test -d "$(sed -n 's/^What failed left its logs in //p' "$work/out")/lint"
+check "and the status is 0" status_is 0
+echo '. slurm/own.sh' >>"$tree/slurm/good"
+echo : >"$tree/slurm/own.sh"
+again 0 lint
+check "a script that was right is not read again, whatever another one sources" test "$(wc -l <"$work/asked")" = 2
+echo 'if true; then . slurm/own.sh; fi' >>"$tree/slurm/bad"
+again 9 lint
+check "but when it has changed" prints '^  lint/slurm/bad: '
+again 0 lint/slurm/bad
+echo true >"$tree/slurm/own.sh"
+rm "$work/asked"
+again 0 lint/slurm/bad
+check "or a file that it sources" same_lines "$work/asked" x
+run 3 --repeat-failed 2 lint/slurm/bad
+check "a test that fails each time has failed" closes_with '0 passed, 1 failed'
+check "and is not flaky" prints_not flaky
+run 2 --times 5 lint/slurm/bad
+check "--times says how often a test failed" prints '^lint/slurm/bad: 2 of 5 runs failed'
+check "and counts each run" closes_with '3 passed, 2 failed'
+check "the status is 1" status_is 1
 run 0 lint/slurm/none
 check "a test that does not exist is a wrong usage" status_is 2
+check "which says how to find those that do" prints 'tests/run --list lint'
+run 0 --times 0 lint
+check "and so is a number that is none" status_is 2
 
 # Of the tree itself, what tests say of themselves
 names() { "$here/tests/run" --list "$@" | sort; }

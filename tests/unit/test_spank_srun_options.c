@@ -48,7 +48,9 @@ TEST(kill_on_bad_exit_is_read_as_srun_does)
 		{ "srun|-K0|-K1|true|", 3, NULL, SRUN_YES },
 		{ "srun|true|-K0|", 1, NULL, SRUN_SILENT },
 		{ "srun|true|", 1, "0", SRUN_NO },
+		{ "srun|true|", 1, "1", SRUN_YES },
 		{ "srun|-K1|true|", 2, "0", SRUN_YES },
+		{ "srun|-K0|true|", 2, "1", SRUN_NO },
 		{ "srun|-K0", 2, NULL, SRUN_SILENT },
 		{ "", 3, NULL, SRUN_SILENT },
 	};
