@@ -139,13 +139,13 @@ class Cluster:
 
     ddp_option is what srun needs for ranks to find each other: the plugin, or PMIx."""
 
-    def __init__(self, nodes, rate, programs):
+    def __init__(self, nodes, rate, programs, cpus=256):
         self.nodes, self.programs, self.rate = nodes, programs, rate
         self.name = f"bench-{os.getpid()}"
         self.ddp_option = ["--ddp"] if driver.PLUGIN else ["--mpi=pmix"]
         given = ["--plugin", driver.PLUGIN] if driver.PLUGIN else ["--no-plugin"]
         # All contenders' ranks are there at once, each on a CPU that SLURM counts.
-        given += ["--cpus", "256"]
+        given += ["--cpus", str(cpus)] if cpus else []
         if rate:
             given += ["--rate", rate]
         self._call("start", "--nodes", str(nodes), "--for", str(os.getpid()), *given)
@@ -156,8 +156,8 @@ class Cluster:
         if done.returncode:
             raise ContenderFailed(f"slurm/cluster {words[0]}: {done.stderr.strip()[-500:]}")
 
-    def run(self, *command):
-        return [CLUSTER, "run", "--name", self.name, "--", *command]
+    def run(self, *command, user=None):
+        return [CLUSTER, "run", "--name", self.name, *(("--user", user) if user else ()), "--", *command]
 
     def launch(self, name, argv, env, limit):
         """What a step prints that `argv` starts. At the limit the step is ended, so that its ranks do not compute beside
