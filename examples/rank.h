@@ -24,7 +24,7 @@ struct rank {
    has its launcher end the others. */
 bool rank_another_tells(void);
 
-/* What programs do that have no more to say of an error than the library: they end with EXIT_LIBRARY. */
+/* Ends a program that has no more to say of an error than the library, with EXIT_LIBRARY; DDP_OK is no error. */
 void rank_must(const char *program, ddp_status status);
 
 /* Starts so many ranks on this host, in which it returns; of 0, the process is the rank. The process that started them

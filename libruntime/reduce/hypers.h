@@ -24,7 +24,7 @@ const char *ddp_hyper_key(int hyper);
 const char *ddp_hyper_name(int hyper);
 /* The number that a checkpoint holds for this value, and the value of such a number. */
 double ddp_hyper_saved(int hyper, double value);
-/* What a checkpoint holds, by its names for the hypers. Returns how many these are. */
+/* Lists the hypers that a checkpoint holds, by its names for them. Returns how many these are. */
 typedef struct ddp_saved_hyper {
 	const char *key;
 	double value;

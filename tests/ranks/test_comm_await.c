@@ -401,7 +401,7 @@ __attribute__((visibility("default"))) int ppoll(struct pollfd *fds, nfds_t coun
 	                    timeout == NULL || is_long ? NULL : &left, mask, sizeof(uint64_t));
 }
 
-/* Of the first node's ranks, no other one has a connection with rank 1. No rank of the second node waits for it. */
+/* No other rank of the first node has a connection with rank 1, and no rank of the second node waits for it. */
 static int hear_of_a_death(ddp_comm *comm, void *argument)
 {
 	(void)argument;

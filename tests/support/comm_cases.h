@@ -52,7 +52,7 @@ typedef struct test_case {
 	ddp_request *request;
 } test_case;
 
-/* What a rank draws cases from, and runs them on. */
+/* A rank draws cases from this, and runs them on it. */
 typedef struct bench {
 	ddp_comm *comm;
 	int rank, size;

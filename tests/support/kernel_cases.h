@@ -22,7 +22,8 @@ void in_each_place(void (*test)(void));
 void in_each_place_of_f32(void (*test)(void));
 void on_each_queue(void (*test)(void));
 
-/* Of model_case.c: a whole GPT forward and backward, in a place whose memory is the host's; beside the same on the host. */
+/* Computes a whole GPT forward and backward in a place whose memory is the host's, and compares it with the host
+   (model_case.c). */
 void try_model_case(void);
 
 /* Whether a case of so many numbers is not too large for the place. */

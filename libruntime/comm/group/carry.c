@@ -8,7 +8,7 @@
 #include "comm/net/net.h"
 
 enum {
-	BATCH_MS = 100, /* before a node's proposals are carried though some are missing */
+	BATCH_MS = 100, /* a node's proposals are carried after this time though some are missing */
 	SERIAL_SHIFT = 26
 };
 
@@ -49,7 +49,7 @@ static int carrier(const ddp_agreement *m, int of, int other, int path)
 	return found;
 }
 
-/* This rank's own record, to one rank. */
+/* Sends this rank's own record to one rank. */
 static void tell(const ddp_agreement *m, ddp_telling *t, int r)
 {
 	const ddp_envelope envelope = envelope_of(t->serial, m->comm->rank);
@@ -61,7 +61,7 @@ static void tell(const ddp_agreement *m, ddp_telling *t, int r)
 	(void)ddp_net_send(m->comm, r, &envelope, t->record, m->record_bytes, &t->transfers[r]);
 }
 
-/* What rank r has not got yet of this node's records. */
+/* Sends rank r what it has not got yet of this node's records. */
 static void carry(const ddp_agreement *m, ddp_telling *t, int r)
 {
 	const ddp_envelope envelope = envelope_of(t->serial, m->comm->rank);
@@ -160,7 +160,7 @@ static void tell_more(const ddp_agreement *m, ddp_telling *t)
 	}
 }
 
-/* A message of some round's, up to the one that this rank is at. Of a rank, one is received at a time. */
+/* Is it a message of a round up to the one that this rank is at? One of each rank is received at a time. */
 static bool is_message(const ddp_comm *comm, const ddp_unexpected *message, const void *argument)
 {
 	const ddp_agreement *m = argument;
@@ -170,7 +170,7 @@ static bool is_message(const ddp_comm *comm, const ddp_unexpected *message, cons
 	       m->arriving[message->envelope.source] == NULL;
 }
 
-/* Memory for what arrives from rank r. */
+/* Finds memory for what arrives from rank r. */
 static bool take_memory(ddp_agreement *m, int r, size_t bytes)
 {
 	m->arriving[r] = malloc(bytes);

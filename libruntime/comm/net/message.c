@@ -164,7 +164,7 @@ static bool use_credit(connection *c, const ddp_transfer *t, uint64_t *charge)
 	uint64_t whole = t->bytes + MESSAGE_BYTES;
 
 	*charge = 0;
-	/* Messages of the survivor agreement are small, and come after messages that nobody takes any more. */
+	/* Messages of the survivor agreement are few, and come after messages that nobody takes any more. */
 	if (ddp_net_is_of_agreement(&t->envelope))
 		return true;
 	if (t->bytes > 0 && c->sent_bytes - c->credited_bytes + whole > credit_bytes(c))
